@@ -1,0 +1,159 @@
+package raftfsm
+
+import "time"
+
+// Init is the first entry of a mesh.
+type Init struct {
+	Mesh Mesh
+	Node Node // the first member
+}
+
+// AddToken admits one future node.
+type AddToken struct {
+	Hash    string
+	Expires time.Time // judged by whoever proposes Admit, never here
+}
+
+// Admit makes a node a member and uses its token up, in one entry. The same
+// node with the same token again changes its addresses only.
+type Admit struct {
+	Token string // hash
+	Node  Node
+}
+
+// UpdateNode is a member's own word on itself: its addresses, its build.
+type UpdateNode struct {
+	ID      string
+	Address string
+	Route   string
+	Level   int
+}
+
+// RemoveNode expels a member. Secrets are the mesh's own keys, made anew and
+// sealed to each remaining node.
+type RemoveNode struct {
+	ID      string
+	Secrets map[string]string // node id -> sealed
+}
+
+// PushPart carries a piece of a push too big for one entry. It changes nothing
+// until the Push of the same id.
+type PushPart struct {
+	Push string
+	Seq  int // from 0, without gaps
+	Part Documents
+}
+
+// Push makes the documents, and those of its parts, what is desired.
+type Push struct {
+	ID        string // of its parts; "" for none
+	Parts     int
+	Documents Documents
+	Pending   bool   // accept a named provider or node that does not exist yet
+	At        uint64 // refuse when the state is newer than this index; 0 is any
+}
+
+// Things that Remove removes.
+const (
+	KindModule     = "module"
+	KindAssignment = "assignment"
+	KindSeat       = "seat"
+)
+
+// Remove stops and withdraws. Data stays, retained.
+type Remove struct {
+	Kind string // KindModule, KindAssignment or KindSeat
+	Name string
+}
+
+// NodeReport is what a node saw since its last report: as the provider's node,
+// the consumer's, and the one that runs a process. Every part is conditional;
+// one that no longer fits the state is dropped.
+type NodeReport struct {
+	Staged    []Staged         `json:",omitempty"`
+	Marks     []Mark           `json:",omitempty"`
+	Withdrawn []Withdrawn      `json:",omitempty"`
+	Troubles  []TroubleReport  `json:",omitempty"`
+	Processes []ProcessReport  `json:",omitempty"`
+	Providers []ProviderReport `json:",omitempty"`
+}
+
+// Staged is a new credential of a binding, not yet at the service.
+type Staged struct {
+	Binding    string
+	Generation uint64 // the resource's Last + 1
+	Sealed     string
+	Address    Address
+}
+
+// Facts about a credential that a Mark records.
+const (
+	Minted    = "minted"    // by the provider's node
+	Seen      = "seen"      // by the provider's node
+	Delivered = "delivered" // by the consumer's node
+	Healthy   = "healthy"   // by the consumer's node
+)
+
+// Mark records one fact about one credential. It is never unsaid: what went bad
+// afterwards is a Trouble.
+type Mark struct {
+	Binding    string
+	Generation uint64
+	Fact       string
+}
+
+// Withdrawn says that the logins of a Withdrawal are proven dead.
+type Withdrawn struct {
+	ID    string
+	Ended int // sessions that it closed
+}
+
+// Sides of a binding that report troubles.
+const (
+	SideProvider = "provider"
+	SideConsumer = "consumer"
+)
+
+// TroubleReport sets or, with an empty Class, clears the trouble of a binding
+// at one side, or of a withdrawal.
+type TroubleReport struct {
+	Binding    string `json:",omitempty"`
+	Side       string `json:",omitempty"` // SideProvider or SideConsumer, with Binding
+	Withdrawal string `json:",omitempty"`
+	Step       string
+	Class      string
+}
+
+// ProcessReport is the state of an assignment's process.
+type ProcessReport struct {
+	Assignment string
+	State      string
+	Class      string
+}
+
+// ProviderReport is the state of one provider.
+type ProviderReport struct {
+	Provider string // ProviderID
+	Ready    bool
+	Address  Address
+	Step     string
+	Class    string
+}
+
+// Hold names the holder of a mesh seat, or with an empty Assignment vacates it.
+type Hold struct {
+	Seat       string
+	Assignment string
+	IfEpoch    uint64 // the epoch that it replaces
+}
+
+func (Init) name() string       { return "init" }
+func (AddToken) name() string   { return "token" }
+func (Admit) name() string      { return "admit" }
+func (UpdateNode) name() string { return "node" }
+func (RemoveNode) name() string { return "node-rm" }
+func (PushPart) name() string   { return "push-part" }
+func (Push) name() string       { return "push" }
+func (Remove) name() string     { return "rm" }
+func (NodeReport) name() string { return "report" }
+func (Hold) name() string       { return "hold" }

@@ -1,0 +1,102 @@
+package raftfsm
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// MaxName is the longest name of anything that a user names, in bytes.
+const MaxName = 40
+
+var nameRule = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,39}$`)
+
+// CheckName says whether a name of that sort of thing follows the one rule for
+// names.
+func CheckName(sort, name string) *Rejection {
+	if nameRule.MatchString(name) {
+		return nil
+	}
+	return reject("bad-name", "", fmt.Sprintf("%q cannot name a %s: a name is 1 to %d of a-z, 0-9 and -, and begins with a letter or a digit", clip(name), sort, MaxName), "")
+}
+
+func clip(s string) string {
+	if len(s) > 60 {
+		return s[:57] + "..."
+	}
+	return s
+}
+
+// physical makes a name that every kind's server takes: [a-z0-9_], begun by a
+// letter, at most width+9 bytes, and not to be met by another input: the tail
+// is a hash of all the parts, the mesh's id among them.
+func physical(width int, mesh string, parts ...string) string {
+	word := strings.Map(func(r rune) rune {
+		if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' {
+			return r
+		}
+		return '_'
+	}, strings.Join(parts[len(parts)-2:], "_"))
+	if len(word) > width-1 {
+		word = word[:width-1]
+	}
+	sum := sha256.Sum256([]byte(strings.Join(append([]string{mesh}, parts...), "\x00")))
+	return "m" + word + "_" + hex.EncodeToString(sum[:4])
+}
+
+// resourceName is at most 40 bytes: buckets, databases and roles all take it.
+func resourceName(mesh, provider, kind, owner, requirement string) string {
+	return physical(31, mesh, provider, kind, owner, requirement)
+}
+
+// loginName is at most 30 bytes for generations below 10 million: MySQL's
+// limit is 32.
+func loginName(mesh, provider, binding string, generation uint64) string {
+	consumer, requirement, _ := strings.Cut(binding, "/")
+	return fmt.Sprintf("%s_%d", physical(13, mesh, provider, consumer, requirement), generation)
+}
+
+// nearest orders the candidates by edit distance to name and keeps those that
+// could be a slip of the hand, or all of a short list.
+func nearest(name string, candidates []string) []string {
+	type scored struct {
+		name string
+		cost int
+	}
+	var all []scored
+	for _, c := range candidates {
+		all = append(all, scored{c, distance(name, c)})
+	}
+	slices.SortStableFunc(all, func(a, b scored) int { return a.cost - b.cost })
+	var out []string
+	for _, s := range all {
+		if len(out) < 5 && (s.cost <= 3 || len(all) <= 5) {
+			out = append(out, s.name)
+		}
+	}
+	return out
+}
+
+// distance is the Levenshtein distance of a and b.
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			cost := diagonal
+			if a[i] != b[j] {
+				cost++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(cost, row[j]+1, row[j+1]+1)
+		}
+	}
+	return row[len(b)]
+}
