@@ -11,30 +11,30 @@ type Phase string
 
 // The phases, in order.
 const (
-	Unbound   Phase = "unbound"   // no provider: see Refusal
-	Waiting   Phase = "waiting"   // its provider's node has not staged a credential
-	StagedNow Phase = "staged"    // sealed credential in the log
-	MintedNow Phase = "minted"    // exists, and a login with it worked
-	InHands   Phase = "delivered" // a login from the consumer's node worked, files are written
-	InUse     Phase = "in-use"    // proven as its module asks
+	PhaseUnbound   Phase = "unbound"   // no provider: see Refusal
+	PhaseWaiting   Phase = "waiting"   // its provider's node has not staged a credential
+	PhaseStaged    Phase = "staged"    // sealed credential in the log
+	PhaseMinted    Phase = "minted"    // exists, and a login with it worked
+	PhaseDelivered Phase = "delivered" // a login from the consumer's node worked, files are written
+	PhaseInUse     Phase = "in-use"    // proven as its module asks
 )
 
 // Phase computes the binding's phase. In-use holds as long as one credential is
 // proven: a rotation does not take it back.
 func (b Binding) Phase() Phase {
 	if b.Provider == "" {
-		return Unbound
+		return PhaseUnbound
 	}
-	phase := Waiting
+	phase := PhaseWaiting
 	for _, c := range b.Credentials {
-		p := StagedNow
+		p := PhaseStaged
 		switch {
 		case c.proven(b.Proof):
-			p = InUse
+			p = PhaseInUse
 		case c.Delivered:
-			p = InHands
+			p = PhaseDelivered
 		case c.Minted:
-			p = MintedNow
+			p = PhaseMinted
 		}
 		if p.Rank() > phase.Rank() {
 			phase = p
@@ -45,7 +45,7 @@ func (b Binding) Phase() Phase {
 
 // Rank orders the phases: unbound is 0, in-use 5.
 func (p Phase) Rank() int {
-	return slices.Index([]Phase{Unbound, Waiting, StagedNow, MintedNow, InHands, InUse}, p)
+	return slices.Index([]Phase{PhaseUnbound, PhaseWaiting, PhaseStaged, PhaseMinted, PhaseDelivered, PhaseInUse}, p)
 }
 
 func (c Credential) proven(proof string) bool {
@@ -84,7 +84,7 @@ func (t *tx) withdraw(b Binding) {
 		return
 	}
 	put(t, t.Withdrawals, fmt.Sprintf("%s#%d", b.ID(), t.Index), Withdrawal{
-		Binding: b.ID(), Provider: b.Provider, Kind: b.Kind, Resource: b.Resource, Old: b.Credentials, Since: t.h.Time,
+		Binding: b.ID(), Provider: b.Provider, Kind: b.Kind, Resource: b.Resource, Credentials: b.Credentials, Since: t.h.Time,
 	})
 }
 
@@ -196,18 +196,16 @@ func (t *tx) removeAssignment(name string) {
 }
 
 func (t *tx) remove(c Remove) *Rejection {
-	changed := t.Changed
-	t.Changed = t.Index
-	t.undo = append(t.undo, func() { t.Changed = changed })
-	switch c.Kind {
-	case KindSeat:
+	t.Mesh.Changed = t.Index
+	switch c.What {
+	case WhatSeat:
 		if _, ok := t.Seats[c.Name]; !ok {
 			return t.unknown(c, sorted(t.Seats))
 		}
 		drop(t, t.Seats, c.Name)
 		t.event("seat %s removed", c.Name)
 		return nil
-	case KindAssignment:
+	case WhatAssignment:
 		a, ok := t.Assignments[c.Name]
 		if !ok {
 			return t.unknown(c, sorted(t.Assignments))
@@ -216,7 +214,7 @@ func (t *tx) remove(c Remove) *Rejection {
 			return reject("by-rule", "", fmt.Sprintf("%s comes from the assignment of %s to all nodes and would come back", a.Name, a.Module), "remove the module, or assign it to the nodes by name")
 		}
 		return t.removeAll([]string{c.Name})
-	case KindModule:
+	case WhatModule:
 		if _, ok := t.Modules[c.Name]; !ok {
 			return t.unknown(c, sorted(t.Modules))
 		}
@@ -234,7 +232,7 @@ func (t *tx) remove(c Remove) *Rejection {
 		t.event("module %s removed", c.Name)
 		return nil
 	}
-	return reject("bad-kind", "", fmt.Sprintf("%q is nothing to remove", clip(c.Kind)), "write module, assignment or seat")
+	return reject("bad-kind", "", fmt.Sprintf("%q is nothing to remove", clip(c.What)), "write module, assignment or seat")
 }
 
 func (t *tx) removeAll(names []string) *Rejection {
@@ -255,7 +253,7 @@ func (t *tx) removeAll(names []string) *Rejection {
 }
 
 func (t *tx) unknown(c Remove, all []string) *Rejection {
-	r := reject("no-"+c.Kind, "", fmt.Sprintf("there is no %s %q", c.Kind, clip(c.Name)), "meshd "+c.Kind+"s lists them")
+	r := reject("no-"+c.What, "", fmt.Sprintf("there is no %s %q", c.What, clip(c.Name)), "meshd "+c.What+"s lists them")
 	r.Candidates = nearest(c.Name, all)
 	return r
 }

@@ -55,14 +55,14 @@ type Push struct {
 
 // Things that Remove removes.
 const (
-	KindModule     = "module"
-	KindAssignment = "assignment"
-	KindSeat       = "seat"
+	WhatModule     = "module"
+	WhatAssignment = "assignment"
+	WhatSeat       = "seat"
 )
 
 // Remove stops and withdraws. Data stays, retained.
 type Remove struct {
-	Kind string // KindModule, KindAssignment or KindSeat
+	What string // WhatModule, WhatAssignment or WhatSeat
 	Name string
 }
 
@@ -81,6 +81,7 @@ type NodeReport struct {
 // Staged is a new credential of a binding, not yet at the service.
 type Staged struct {
 	Binding    string
+	Resource   string // the binding's, as its node saw it
 	Generation uint64 // the resource's Last + 1
 	Sealed     string
 	Address    Address
@@ -88,16 +89,17 @@ type Staged struct {
 
 // Facts about a credential that a Mark records.
 const (
-	Minted    = "minted"    // by the provider's node
-	Seen      = "seen"      // by the provider's node
-	Delivered = "delivered" // by the consumer's node
-	Healthy   = "healthy"   // by the consumer's node
+	FactMinted    = "minted"    // by the provider's node
+	FactSeen      = "seen"      // by the provider's node
+	FactDelivered = "delivered" // by the consumer's node
+	FactHealthy   = "healthy"   // by the consumer's node
 )
 
 // Mark records one fact about one credential. It is never unsaid: what went bad
 // afterwards is a Trouble.
 type Mark struct {
 	Binding    string
+	Resource   string // the binding's, as its node saw it: with Generation, it is one credential for ever
 	Generation uint64
 	Fact       string
 }

@@ -10,12 +10,12 @@ import (
 // state: what a module may publish and answer follows from here and from
 // nothing that a module claims.
 type Desired struct {
-	Runs      []RunSpec       // assignments on this node, by name
-	Provides  []ProviderSpec  // providers on this node
-	Seats     []SeatService   // seats answered here: mesh seats held, and node seats
-	Tools     []ToolService   // tools of the assignments here
-	Grants    []Grant         // what each assignment here may call
-	Named     map[string]Name // every mesh seat: who answers it
+	Runs      []RunSpec         // assignments on this node, by name
+	Provides  []ProviderSpec    // providers on this node
+	Seats     []SeatService     // seats answered here: mesh seats held, and node seats
+	Tools     []ToolService     // tools of the assignments here
+	Grants    []Grant           // what each assignment here may call
+	Holders   map[string]Holder // every mesh seat: who answers it
 	NodeSeats map[string][]string
 }
 
@@ -51,8 +51,8 @@ type ToolService struct {
 	Tools      map[string]Handler
 }
 
-// Name is who the log names as a mesh seat's holder.
-type Name struct {
+// Holder is who the log names as a mesh seat's holder.
+type Holder struct {
 	Node       string // name; "" when nobody holds it
 	Assignment string
 	Epoch      uint64
@@ -121,7 +121,7 @@ func (s *State) Targets(t Target) []Target {
 
 // Desired derives what node id is to do.
 func (s *State) Desired(id string) Desired {
-	d := Desired{Named: map[string]Name{}, NodeSeats: map[string][]string{}}
+	d := Desired{Holders: map[string]Holder{}, NodeSeats: map[string][]string{}}
 	for _, name := range sorted(s.Assignments) {
 		a := s.Assignments[name]
 		if a.Node != id {
@@ -151,14 +151,14 @@ func (s *State) Desired(id string) Desired {
 
 func (s *State) desiredSeat(d *Desired, seat Seat, id string) {
 	if seat.Scope == ScopeMesh {
-		named := Name{Epoch: seat.Epoch, Verbs: seat.Verbs}
+		named := Holder{Epoch: seat.Epoch, Verbs: seat.Verbs}
 		if a, ok := s.Assignments[seat.Holder]; ok {
 			named.Node, named.Assignment = s.NodeName(a.Node), a.Name
 			if a.Node == id {
 				d.Seats = append(d.Seats, s.service(seat, a))
 			}
 		}
-		d.Named[seat.Name] = named
+		d.Holders[seat.Name] = named
 		return
 	}
 	d.NodeSeats[seat.Name] = seat.Verbs

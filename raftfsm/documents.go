@@ -13,20 +13,20 @@ type Documents struct {
 // Module is what a user describes: how it runs, what it provides, requires,
 // claims and serves.
 type Module struct {
-	Name     string
-	Run      Run
-	Claims   []string                      `json:",omitempty"` // seats it may hold
-	Provides map[string]Provide            `json:",omitempty"` // by kind
-	Requires map[string]Requirement        `json:",omitempty"` // by the requirement's name
-	Calls    []string                      `json:",omitempty"` // SEAT.VERB, NODE/SEAT.VERB or NODE/MODULE.TOOL
-	Tools    map[string]Handler            `json:",omitempty"` // its own, served on every node that runs it
-	Serves   map[string]map[string]Handler `json:",omitempty"` // seat -> verb
-	Env      map[string]string             `json:",omitempty"` // values may be templates over the bindings
-	Health   *Health                       `json:",omitempty"`
-	Limits   *Limits                       `json:",omitempty"`
-	OnRotate string                        `json:",omitempty"` // restart, signal HUP or none
-	Ready    time.Duration                 `json:",omitempty"` // `ready-within`; 0 is DefaultReady
-	Stop     time.Duration                 `json:",omitempty"` // grace between SIGTERM and SIGKILL; 0 is the supervisor's
+	Name        string
+	Run         Run
+	Claims      []string                      `json:",omitempty"` // seats it may hold
+	Provides    map[string]Provide            `json:",omitempty"` // by kind
+	Requires    map[string]Requirement        `json:",omitempty"` // by the requirement's name
+	Calls       []string                      `json:",omitempty"` // SEAT.VERB, NODE/SEAT.VERB or NODE/MODULE.TOOL
+	Tools       map[string]Handler            `json:",omitempty"` // its own, served on every node that runs it
+	Serves      map[string]map[string]Handler `json:",omitempty"` // seat -> verb
+	Env         map[string]string             `json:",omitempty"` // values may be templates over the bindings
+	Health      *Health                       `json:",omitempty"`
+	Limits      *Limits                       `json:",omitempty"`
+	OnRotate    string                        `json:",omitempty"` // restart, signal HUP or none
+	ReadyWithin time.Duration                 `json:",omitempty"` // `ready-within`; 0 is DefaultReady
+	StopGrace   time.Duration                 `json:",omitempty"` // grace between SIGTERM and SIGKILL; 0 is the supervisor's
 }
 
 // DefaultReady is how long a consumer may take to be in use before it is

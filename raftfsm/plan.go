@@ -9,14 +9,14 @@ import (
 
 // Effects of a plan's change.
 const (
-	Mint       = "mint"     // a credential is made
-	Withdraw   = "withdraw" // logins are ended; the data is kept
-	Start      = "start"
-	Restart    = "restart"
-	Stop       = "stop"
-	NameHolder = "name" // a seat gets or changes its holder
-	Wait       = "wait" // accepted, and something must appear before it goes on
-	Record     = "record"
+	EffectMint     = "mint"     // a credential is made
+	EffectWithdraw = "withdraw" // logins are ended; the data is kept
+	EffectStart    = "start"
+	EffectRestart  = "restart"
+	EffectStop     = "stop"
+	EffectName     = "name" // a seat gets or changes its holder
+	EffectWait     = "wait" // accepted, and something must appear before it goes on
+	EffectRecord   = "record"
 )
 
 // Change is one thing that a command would do.
@@ -30,7 +30,7 @@ type Change struct {
 
 // Plan is what a command would change.
 type Plan struct {
-	At      uint64 // State.Changed that it was made at; push refuses with At when it has moved on
+	At      uint64 // Mesh.Changed that it was made at; push refuses with At when it has moved on
 	Changes []Change
 	Nodes   []string // every machine whose desired state changes, sorted
 }
@@ -41,7 +41,7 @@ func (s *State) Preview(h Header, c Command) (Plan, *Rejection) {
 	if r := after.Apply(s.Index+1, Entry{h, c}); r.Rejection != nil {
 		return Plan{}, r.Rejection
 	}
-	p := Plan{At: s.Changed}
+	p := Plan{At: s.Mesh.Changed}
 	p.bindings(s, after)
 	p.assignments(s, after)
 	p.seats(s, after)
@@ -73,24 +73,24 @@ func (p *Plan) bindings(before, after *State) {
 		if was && old.Provider != "" && (!is || old.Provider != b.Provider || old.Kind != b.Kind) {
 			nodes := before.homes(old.Provider, old.Consumer)
 			if len(old.Credentials) > 0 {
-				p.add(Withdraw, "binding", id, nodes, "the login of %s at %s is ended, its data is kept", id, old.Provider)
+				p.add(EffectWithdraw, "binding", id, nodes, "the login of %s at %s is ended, its data is kept", id, old.Provider)
 			} else {
-				p.add(Record, "binding", id, nodes, "%s is no longer bound to %s", id, old.Provider)
+				p.add(EffectRecord, "binding", id, nodes, "%s is no longer bound to %s", id, old.Provider)
 			}
 		}
 		switch {
 		case !is || was && old.Provider == b.Provider && old.Kind == b.Kind:
 		case b.Provider == "":
-			p.add(Wait, "binding", id, after.homes(b.Consumer), "%s stays unbound: %s", id, b.Refusal)
+			p.add(EffectWait, "binding", id, after.homes(b.Consumer), "%s stays unbound: %s", id, b.Refusal)
 		case !after.provides(b.Provider, b.Kind):
-			p.add(Wait, "binding", id, after.homes(b.Consumer), "%s waits for %s, which is not there yet", id, b.Provider)
+			p.add(EffectWait, "binding", id, after.homes(b.Consumer), "%s waits for %s, which is not there yet", id, b.Provider)
 		default:
 			_, kept := before.Resources[b.Resource]
 			data := "a new " + b.Kind
 			if kept {
 				data = "the " + b.Kind + " that it had"
 			}
-			p.add(Mint, "binding", id, after.homes(b.Provider, b.Consumer), "%s gets a login on %s at %s on %s (%s)", id, data, b.Provider, after.NodeName(after.Assignments[b.Provider].Node), b.Chosen)
+			p.add(EffectMint, "binding", id, after.homes(b.Provider, b.Consumer), "%s gets a login on %s at %s on %s (%s)", id, data, b.Provider, after.NodeName(after.Assignments[b.Provider].Node), b.Chosen)
 		}
 	}
 }
@@ -118,17 +118,17 @@ func (p *Plan) assignments(before, after *State) {
 			if ran {
 				verb = "is stopped and removed"
 			}
-			p.add(Stop, "assignment", name, before.homes(name), "%s %s", name, verb)
+			p.add(EffectStop, "assignment", name, before.homes(name), "%s %s", name, verb)
 		case !was && runs:
-			p.add(Start, "assignment", name, after.homes(name), "%s is started on %s once its bindings are delivered", name, after.NodeName(a.Node))
+			p.add(EffectStart, "assignment", name, after.homes(name), "%s is started on %s once its bindings are delivered", name, after.NodeName(a.Node))
 		case !was:
-			p.add(Record, "assignment", name, after.homes(name), "%s is on %s; no process of ours", name, after.NodeName(a.Node))
+			p.add(EffectRecord, "assignment", name, after.homes(name), "%s is on %s; no process of ours", name, after.NodeName(a.Node))
 		case old.Node != a.Node:
-			p.add(Restart, "assignment", name, append(before.homes(name), after.homes(name)...), "%s moves to %s", name, after.NodeName(a.Node))
+			p.add(EffectRestart, "assignment", name, append(before.homes(name), after.homes(name)...), "%s moves to %s", name, after.NodeName(a.Node))
 		case runs && !reflect.DeepEqual(launch(before.effective(old)), launch(after.effective(a))):
-			p.add(Restart, "assignment", name, after.homes(name), "%s is restarted: what it runs changed", name)
+			p.add(EffectRestart, "assignment", name, after.homes(name), "%s is restarted: what it runs changed", name)
 		case old.Revision != a.Revision:
-			p.add(Record, "assignment", name, after.homes(name), "%s changes and goes on running", name)
+			p.add(EffectRecord, "assignment", name, after.homes(name), "%s changes and goes on running", name)
 		}
 	}
 }
@@ -148,17 +148,17 @@ func (p *Plan) seats(before, after *State) {
 		seat, is := after.Seats[name]
 		switch {
 		case !is:
-			p.add(Record, "seat", name, before.homes(old.Holder), "seat %s is removed", name)
+			p.add(EffectRecord, "seat", name, before.homes(old.Holder), "seat %s is removed", name)
 		case seat.Scope == ScopeMesh && seat.Holder == "" && seat.Want != "":
-			p.add(NameHolder, "seat", name, after.homes(seat.Want), "seat %s is to be held by %s", name, seat.Want)
+			p.add(EffectName, "seat", name, after.homes(seat.Want), "seat %s is to be held by %s", name, seat.Want)
 		case seat.Scope == ScopeMesh && seat.Want != "" && seat.Want != seat.Holder && seat.Want != old.Want:
-			p.add(NameHolder, "seat", name, after.homes(seat.Holder, seat.Want), "seat %s moves from %s to %s", name, seat.Holder, seat.Want)
+			p.add(EffectName, "seat", name, after.homes(seat.Holder, seat.Want), "seat %s moves from %s to %s", name, seat.Holder, seat.Want)
 		case seat.Holder != old.Holder:
-			p.add(NameHolder, "seat", name, before.homes(old.Holder), "seat %s loses its holder %s", name, old.Holder)
+			p.add(EffectName, "seat", name, before.homes(old.Holder), "seat %s loses its holder %s", name, old.Holder)
 		case !was:
-			p.add(Record, "seat", name, nil, "seat %s is new", name)
+			p.add(EffectRecord, "seat", name, nil, "seat %s is new", name)
 		case !reflect.DeepEqual(old, seat):
-			p.add(Record, "seat", name, after.homes(seat.Holder), "seat %s changes", name)
+			p.add(EffectRecord, "seat", name, after.homes(seat.Holder), "seat %s changes", name)
 		}
 	}
 }
@@ -169,11 +169,11 @@ func (p *Plan) modules(before, after *State) {
 		_, is := after.Modules[name]
 		switch {
 		case !is:
-			p.add(Record, "module", name, nil, "module %s is removed", name)
+			p.add(EffectRecord, "module", name, nil, "module %s is removed", name)
 		case !was:
-			p.add(Record, "module", name, nil, "module %s is new", name)
+			p.add(EffectRecord, "module", name, nil, "module %s is new", name)
 		case !reflect.DeepEqual(before.Modules[name], after.Modules[name]):
-			p.add(Record, "module", name, nil, "module %s changes", name)
+			p.add(EffectRecord, "module", name, nil, "module %s changes", name)
 		}
 	}
 }

@@ -29,8 +29,8 @@ func (t *tx) pushPart(c PushPart) *Rejection {
 }
 
 func (t *tx) push(c Push) *Rejection {
-	if c.At != 0 && c.At < t.Changed {
-		return reject("stale-plan", "", fmt.Sprintf("the plan was made at index %d and the mesh was changed at %d", c.At, t.Changed), "run meshd plan again")
+	if c.At != 0 && c.At < t.Mesh.Changed {
+		return reject("stale-plan", "", fmt.Sprintf("the plan was made at index %d and the mesh was changed at %d", c.At, t.Mesh.Changed), "run meshd plan again")
 	}
 	docs := c.Documents
 	if c.ID != "" {
@@ -48,9 +48,7 @@ func (t *tx) push(c Push) *Rejection {
 	if n := len(docs.Modules) + len(docs.Assigns) + len(docs.Seats); n == 0 || n > MaxDocuments {
 		return reject("bad-push", "", fmt.Sprintf("a push has 1 to %d documents, this one %d", MaxDocuments, n), "")
 	}
-	changed := t.Changed
-	t.Changed = t.Index
-	t.undo = append(t.undo, func() { t.Changed = changed })
+	t.Mesh.Changed = t.Index
 	for _, step := range []func(Documents) *Rejection{t.pushModules, t.pushSeats, t.pushAssigns} {
 		if r := step(docs); r != nil {
 			return r

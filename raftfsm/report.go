@@ -42,7 +42,7 @@ func (t *tx) providerReport(p ProviderReport) {
 				continue
 			}
 			old := t.Providers[id]
-			next := ProviderLog{Ready: p.Ready, Address: p.Address, Since: since(old.Since, t.h.Time, old.Ready == p.Ready)}
+			next := ProviderStatus{Ready: p.Ready, Address: p.Address, Since: since(old.Since, t.h.Time, old.Ready == p.Ready)}
 			next.Trouble = t.troubled(old.Trouble, p.Step, p.Class)
 			put(t, t.Providers, id, next)
 			switch {
@@ -71,7 +71,7 @@ func (t *tx) troubled(old *Trouble, step, class string) *Trouble {
 func (t *tx) staged(s Staged) {
 	b, ok := t.Bindings[s.Binding]
 	res := t.Resources[b.Resource]
-	if !ok || !t.mine(b.Provider) || s.Generation != res.Last+1 || len(b.Credentials) >= 2 {
+	if !ok || b.Resource != s.Resource || !t.mine(b.Provider) || s.Generation != res.Last+1 || len(b.Credentials) >= 2 {
 		return
 	}
 	res.Last = s.Generation
@@ -84,7 +84,7 @@ func (t *tx) staged(s Staged) {
 
 func (t *tx) mark(m Mark) {
 	b, ok := t.Bindings[m.Binding]
-	if !ok {
+	if !ok || b.Resource != m.Resource {
 		return
 	}
 	creds := append([]Credential(nil), b.Credentials...)
@@ -95,18 +95,18 @@ func (t *tx) mark(m Mark) {
 		}
 		before := b.Phase()
 		switch {
-		case m.Fact == Minted && t.mine(b.Provider):
+		case m.Fact == FactMinted && t.mine(b.Provider):
 			c.Minted = true
 			res := t.Resources[b.Resource]
 			res.Made = true
 			put(t, t.Resources, b.Resource, res)
 			b.AtProvider = nil
-		case m.Fact == Seen && t.mine(b.Provider) && c.Minted:
+		case m.Fact == FactSeen && t.mine(b.Provider) && c.Minted:
 			c.Seen = true
-		case m.Fact == Delivered && t.mine(b.Consumer) && c.Minted:
+		case m.Fact == FactDelivered && t.mine(b.Consumer) && c.Minted:
 			c.Delivered = true
 			b.AtConsumer = nil
-		case m.Fact == Healthy && t.mine(b.Consumer) && c.Delivered:
+		case m.Fact == FactHealthy && t.mine(b.Consumer) && c.Delivered:
 			c.Healthy = true
 		default:
 			return

@@ -39,27 +39,27 @@ import (
 // that was not initialised; use New.
 type State struct {
 	Index       uint64 // of the last entry applied
-	Changed     uint64 // of the last entry that changed what is desired: what a plan was made at
 	Mesh        Mesh
-	Nodes       map[string]Node        // by node id
-	Removed     map[string]time.Time   // ids of nodes that were removed; refused for ever
-	Tokens      map[string]Token       // by the hash of the secret
-	Seats       map[string]Seat        // by name
-	Modules     map[string]Module      // by name
-	Everywhere  map[string]Assign      // `nodes: all` rules, by module
-	Assignments map[string]Assignment  // by name
-	Bindings    map[string]Binding     // by BindingID
-	Resources   map[string]Resource    // by ResourceID
-	Withdrawals map[string]Withdrawal  // by id
-	Providers   map[string]ProviderLog // by ProviderID: what its node last said of it
-	Parts       map[string][]Documents // pushes in several entries, by push id, until committed
-	Events      []Event                // the newest, oldest first, at most maxEvents
+	Nodes       map[string]Node           // by node id
+	Removed     map[string]time.Time      // ids of nodes that were removed; refused for ever
+	Tokens      map[string]Token          // by the hash of the secret
+	Seats       map[string]Seat           // by name
+	Modules     map[string]Module         // by name
+	Everywhere  map[string]Assign         // `nodes: all` rules, by module
+	Assignments map[string]Assignment     // by name
+	Bindings    map[string]Binding        // by BindingID
+	Resources   map[string]Resource       // by ResourceID
+	Withdrawals map[string]Withdrawal     // by id
+	Providers   map[string]ProviderStatus // by ProviderID: what its node last said of it
+	Parts       map[string][]Documents    // pushes in several entries, by push id, until committed
+	Events      []Event                   // the newest, oldest first, at most maxEvents
 }
 
 // Mesh is what is true of the mesh as a whole.
 type Mesh struct {
 	ID         string
 	Generation uint64 // raised by a recovery that may lower Index
+	Changed    uint64 // index of the last entry that changed what is desired: what a plan was made at
 	Level      int    // feature level that every member supports
 	CACert     string // PEM
 	Recovery   string // recipient of the operator's recovery key
@@ -209,17 +209,17 @@ type Resource struct {
 // Withdrawal is logins to be proven dead at a provider. It needs nothing of the
 // consumer, which is gone already.
 type Withdrawal struct {
-	Binding  string // the id of the binding that it was
-	Provider string // assignment
-	Kind     string
-	Resource string
-	Old      []Credential
-	Trouble  *Trouble `json:",omitempty"`
-	Since    time.Time
+	Binding     string // the id of the binding that it was
+	Provider    string // assignment
+	Kind        string
+	Resource    string
+	Credentials []Credential
+	Trouble     *Trouble `json:",omitempty"`
+	Since       time.Time
 }
 
 // ProviderLog is what a provider's node last said of it.
-type ProviderLog struct {
+type ProviderStatus struct {
 	Ready   bool // its preflight passed
 	Address Address
 	Trouble *Trouble `json:",omitempty"`
@@ -244,7 +244,7 @@ func New() *State {
 		Nodes: map[string]Node{}, Removed: map[string]time.Time{}, Tokens: map[string]Token{},
 		Seats: map[string]Seat{}, Modules: map[string]Module{}, Everywhere: map[string]Assign{},
 		Assignments: map[string]Assignment{}, Bindings: map[string]Binding{}, Resources: map[string]Resource{},
-		Withdrawals: map[string]Withdrawal{}, Providers: map[string]ProviderLog{}, Parts: map[string][]Documents{},
+		Withdrawals: map[string]Withdrawal{}, Providers: map[string]ProviderStatus{}, Parts: map[string][]Documents{},
 	}
 }
 
