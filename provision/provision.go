@@ -86,6 +86,17 @@ type Provider interface {
 	Close() error
 }
 
+// Answerer is a Provider that also answers the verbs of a seat that delivers its
+// kind, without a program of the user's. Answer may be called by any number of
+// goroutines, and beside the one that calls the Provider's other methods, but
+// not during or after Close.
+type Answerer interface {
+	// Answer returns the reply to verb as JSON. arg is the caller's JSON, empty
+	// where there is none. The error for a verb that it does not know lists those
+	// that it does; every error is an *Error.
+	Answer(ctx context.Context, verb string, arg []byte) ([]byte, error)
+}
+
 // Traits are the facts about a kind that plans and proofs depend on.
 type Traits struct {
 	Overlap   bool // two generations of a login can be valid at once
@@ -128,13 +139,15 @@ type Login struct {
 	Secret string // 32 or more of A-Z a-z 0-9; empty where only the name matters
 }
 
-// Mark is the text that everything we make at a service carries.
+// Mark is the text that everything we make at a service carries. id is the
+// Resource.ID, for a resource and for every login that works on it; an empty id
+// gives the prefix that all marks of one mesh share.
 func Mark(mesh, id string) string { return "meshd:" + mesh + ":" + id }
 
 // Found is one marked thing that Observe saw.
 type Found struct {
 	Name  string // physical name
-	Mark  string // as written by us
+	Mark  string // Mark(mesh, Resource.ID); a login's is that of its resource
 	Login bool   // a login, otherwise a resource
 }
 
