@@ -21,6 +21,16 @@ func newKeys(t testing.TB) *Keys {
 	return keys
 }
 
+// newDir makes a directory of mode 0700 whatever the umask.
+func newDir(t *testing.T) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "identity")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
 func TestCreateThenLoad(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "var", "identity")
 	created, err := Create(dir)
@@ -75,7 +85,7 @@ func wantModes(t *testing.T, dir string, want map[string]fs.FileMode) {
 }
 
 func TestCreateNeverReplacesAnIdentity(t *testing.T) {
-	dir := t.TempDir()
+	dir := newDir(t)
 	before, err := Create(dir)
 	if err != nil {
 		t.Fatal(err)
@@ -90,7 +100,7 @@ func TestCreateNeverReplacesAnIdentity(t *testing.T) {
 }
 
 func TestCreateByManyAtOnceHasOneWinner(t *testing.T) {
-	dir := t.TempDir()
+	dir := newDir(t)
 	var (
 		wg  sync.WaitGroup
 		won = make(chan *Keys, 16)
@@ -128,10 +138,7 @@ func TestCreateAfterACrash(t *testing.T) {
 		"and a crash of the retry": {sealKeyFile, sealKeyFile + ".tmp", nodeKeyFile + ".tmp"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			dir := filepath.Join(t.TempDir(), "identity")
-			if err := os.Mkdir(dir, 0o700); err != nil {
-				t.Fatal(err)
-			}
+			dir := newDir(t)
 			for _, file := range left {
 				if err := os.WriteFile(filepath.Join(dir, file), []byte("half of a k"), 0o644); err != nil {
 					t.Fatal(err)
@@ -155,7 +162,7 @@ func TestCreateAfterACrash(t *testing.T) {
 
 // A write that fails leaves what was there, and nothing beside it.
 func TestWriteFileIsWholeOrNothing(t *testing.T) {
-	dir := t.TempDir()
+	dir := newDir(t)
 	d, err := openDir(dir)
 	if err != nil {
 		t.Fatal(err)
@@ -177,7 +184,7 @@ func TestWriteFileIsWholeOrNothing(t *testing.T) {
 	if err := writeFile(d, "b", []byte("new")); err == nil {
 		t.Fatal("writeFile replaced a directory")
 	}
-	wantModes(t, dir, map[string]fs.FileMode{".": fs.ModeDir | 0o755, "a": 0o600, "b": fs.ModeDir | 0o700})
+	wantModes(t, dir, map[string]fs.FileMode{".": fs.ModeDir | 0o700, "a": 0o600, "b": fs.ModeDir | 0o700})
 }
 
 func TestLoadRefuses(t *testing.T) {
@@ -231,7 +238,7 @@ func TestLoadRefuses(t *testing.T) {
 }
 
 func TestLoadWithoutAnIdentity(t *testing.T) {
-	for _, dir := range []string{t.TempDir(), filepath.Join(t.TempDir(), "missing")} {
+	for _, dir := range []string{newDir(t), filepath.Join(newDir(t), "missing")} {
 		if _, err := Load(dir); !errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("Load: %v, want fs.ErrNotExist", err)
 		}
