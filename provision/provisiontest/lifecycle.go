@@ -196,12 +196,11 @@ func purge(b *bench) {
 }
 
 func foreignIsRefused(b *bench) {
-	b.n++
 	res := provision.Resource{ID: "id-" + b.run, Name: "pt_" + b.run + "_foreign"}
 	login := provision.Login{Name: "pt_" + b.run + "_theirs", Secret: secret()}
+	free := provision.Login{Name: "pt_" + b.run + "_free", Secret: secret()}
 	b.Plant(b.T, res, login)
 
-	free := b.login(res) // its name is free, the resource's is not
 	b.want(b.Ensure(b.ctx(), res, free), "Ensure on a foreign resource", provision.Foreign)
 	b.want(b.Purge(b.ctx(), res), "Purge of a foreign resource", provision.Foreign)
 
@@ -210,8 +209,8 @@ func foreignIsRefused(b *bench) {
 	_, err := b.Withdraw(b.ctx(), ours, []provision.Login{login})
 	b.want(err, "Withdraw of a foreign login", provision.Foreign)
 	for name := range b.observed() {
-		if name == res.Name || name == login.Name {
-			b.Errorf("Observe names the foreign %q", name)
+		if name == res.Name || name == login.Name || name == free.Name {
+			b.Errorf("Observe names %q, which is foreign or was refused", name)
 		}
 	}
 

@@ -2,7 +2,9 @@ package provisiontest
 
 import (
 	"errors"
+	"maps"
 	"net"
+	"slices"
 	"sync"
 	"testing"
 )
@@ -48,7 +50,7 @@ func (p *Proxy) Cut(after int) {
 	defer p.mu.Unlock()
 	p.left = after
 	if after == 0 {
-		p.endAll()
+		closeAll(p.all())
 	}
 }
 
@@ -76,8 +78,11 @@ func (p *Proxy) goOn() {
 	}
 }
 
-func (p *Proxy) endAll() {
-	for c := range p.conns {
+// all returns the connections that there are; p.mu is held.
+func (p *Proxy) all() []net.Conn { return slices.Collect(maps.Keys(p.conns)) }
+
+func closeAll(conns []net.Conn) {
+	for _, c := range conns {
 		_ = c.Close() // its pump ends with an error of its own
 	}
 }
@@ -86,7 +91,7 @@ func (p *Proxy) close() {
 	p.mu.Lock()
 	p.closed = true
 	p.goOn()
-	p.endAll()
+	closeAll(p.all())
 	_ = p.listener.Close()
 	p.mu.Unlock()
 	p.running.Wait()
@@ -123,7 +128,7 @@ func (p *Proxy) serve(client net.Conn) {
 	defer p.remove(server)
 	var back sync.WaitGroup
 	back.Go(func() {
-		p.pump(client, server, func() (bool, bool) { return true, false })
+		p.pump(client, server, func() (bool, []net.Conn) { return true, nil })
 		_ = client.Close()
 	})
 	p.pump(server, client, p.step)
@@ -131,25 +136,21 @@ func (p *Proxy) serve(client net.Conn) {
 	back.Wait()
 }
 
-// pump copies until one side ends. step says of each chunk whether to pass it on
-// and whether everything ends after it.
-func (p *Proxy) pump(to, from net.Conn, step func() (pass, last bool)) {
+// pump copies until one side ends. step says of each chunk whether to pass it
+// on, and which connections end after it.
+func (p *Proxy) pump(to, from net.Conn, step func() (pass bool, end []net.Conn)) {
 	chunk := make([]byte, 64<<10)
 	for {
 		n, err := from.Read(chunk)
 		if n > 0 {
 			p.hold()
-			pass, last := step()
+			pass, end := step()
 			if !pass {
 				return
 			}
-			if _, err := to.Write(chunk[:n]); err != nil {
-				return
-			}
-			if last {
-				p.mu.Lock()
-				p.endAll()
-				p.mu.Unlock()
+			_, err := to.Write(chunk[:n])
+			closeAll(end)
+			if err != nil {
 				return
 			}
 		}
@@ -159,15 +160,19 @@ func (p *Proxy) pump(to, from net.Conn, step func() (pass, last bool)) {
 	}
 }
 
-// step counts one step of a client.
-func (p *Proxy) step() (pass, last bool) {
+// step counts one step of a client. The last one ends the connections of this
+// moment, not those that come after Heal.
+func (p *Proxy) step() (pass bool, end []net.Conn) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.left > 0 {
 		p.left--
-		return true, p.left == 0
+		if p.left == 0 {
+			end = p.all()
+		}
+		return true, end
 	}
-	return p.left < 0, false
+	return p.left < 0, nil
 }
 
 // hold waits while the proxy is stalled.
