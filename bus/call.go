@@ -1,0 +1,207 @@
+package bus
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+// A call that nobody ran is tried again when the layout changes, and at the latest after these pauses,
+// which double from the first to the last.
+const (
+	firstPause = 10 * time.Millisecond
+	lastPause  = 250 * time.Millisecond
+)
+
+// Call asks for t in the name of caller and returns the answer, or a *CallError that says why there is
+// none. It takes 5 s at most, or until ctx ends, and never more than 60 s. Within that time it follows
+// a seat that moves; it repeats a request only if that has certainly not run.
+func (b *Bus) Call(ctx context.Context, caller Caller, t Target, data []byte) (Reply, error) {
+	if err := errors.Join(t.validate(), checkToken("node", caller.Node)); err != nil {
+		return Reply{}, fail(CodeRefused, "%v", err)
+	}
+	if len(data) > maxPayload {
+		return Reply{}, fail(CodeTooLarge, "request of %d bytes is over the limit of %d", len(data), maxPayload)
+	}
+	limit := maxDeadline
+	if _, has := ctx.Deadline(); !has {
+		limit = defaultDeadline
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	if !b.work.begin() {
+		return Reply{}, fail(CodeUnreachable, "node %s is stopping", b.cfg.NodeName)
+	}
+	defer b.work.end()
+
+	var hint Holder // a newer one than our own log has, learnt from a node that lost the seat
+	began := time.Now()
+	for pause, tries := firstPause, 1; ; tries++ {
+		v := b.view.Load()
+		node, err := v.Directory.locate(t, hint)
+		if err != nil {
+			return Reply{}, err
+		}
+		reply, moved, err := b.ask(ctx, caller, t, node, data)
+		if err == nil || (!errors.Is(err, &CallError{Code: CodeNotHolder}) && !errors.Is(err, &CallError{Code: CodeUnreachable})) {
+			return reply, err
+		}
+		if moved.Epoch > max(hint.Epoch, v.Directory.Seats[t.Seat].Holder.Epoch) {
+			hint = moved
+			continue // whom to ask is known, and each hint is newer than the last: this ends
+		}
+		again := time.NewTimer(pause)
+		select {
+		case <-v.changed:
+		case <-again.C:
+			pause = min(2*pause, lastPause)
+		case <-ctx.Done():
+			again.Stop()
+			return Reply{}, gaveUp(err, tries, time.Since(began))
+		case <-b.work.quit:
+			again.Stop()
+			return Reply{}, fail(CodeUnreachable, "node %s is stopping", b.cfg.NodeName)
+		}
+		again.Stop()
+	}
+}
+
+// gaveUp keeps the last reason and adds how long it held.
+func gaveUp(err error, tries int, after time.Duration) error {
+	var ce *CallError
+	if !errors.As(err, &ce) {
+		return fail(CodeUnreachable, "%v", err)
+	}
+	return fail(ce.Code, "%s (asked %d times in %v; it has not run)", ce.Text, tries, after.Round(time.Millisecond))
+}
+
+// locate finds the node to ask, or says what is wrong with asking.
+func (d Directory) locate(t Target, hint Holder) (string, error) {
+	if !t.meshSeat() {
+		return t.Node, d.check(t)
+	}
+	seat, ok := d.Seats[t.Seat]
+	switch {
+	case !ok:
+		for _, node := range slices.Sorted(maps.Keys(d.Nodes)) {
+			if _, here := d.Nodes[node].Seats[t.Seat]; here {
+				return "", fail(CodeUnknown, "%s is a node seat: ask one node, such as %s/%s", t.Seat, node, t)
+			}
+		}
+		return "", fail(CodeUnknown, "the mesh has no seat %q; it has: %s", t.Seat, names(d.Seats))
+	case !slices.Contains(seat.Verbs, t.Name):
+		return "", fail(CodeNoSuchVerb, "seat %s has no verb %q; it has: %s", t.Seat, t.Name, list(seat.Verbs))
+	case hint.Epoch > seat.Holder.Epoch:
+		return hint.Node, nil
+	case seat.Holder.Node == "":
+		return "", fail(CodeNoHolder, "seat %s has no holder on record", t.Seat)
+	default:
+		return seat.Holder.Node, nil
+	}
+}
+
+// check says what is wrong with asking a given node.
+func (d Directory) check(t Target) error {
+	n, ok := d.Nodes[t.Node]
+	if !ok {
+		return fail(CodeUnknown, "the mesh has no node %q; it has: %s", t.Node, names(d.Nodes))
+	}
+	what, who, has, all := "assignment", t.Assignment, n.Tools[t.Assignment], names(n.Tools)
+	if t.Seat != "" {
+		what, who, has, all = "node seat", t.Seat, n.Seats[t.Seat], names(n.Seats)
+	}
+	switch {
+	case has == nil:
+		return fail(CodeUnknown, "node %s has no %s %q to call; it has: %s", t.Node, what, who, all)
+	case !slices.Contains(has, t.Name):
+		return fail(CodeNoSuchVerb, "%s %s on %s has no %q; it has: %s", what, who, t.Node, t.Name, list(has))
+	default:
+		return nil
+	}
+}
+
+// ask sends one request to one node. Moved is the holder that a node names which is it no more.
+func (b *Bus) ask(ctx context.Context, caller Caller, t Target, node string, data []byte) (r Reply, moved Holder, err error) {
+	m := nats.NewMsg(t.at(node))
+	m.Data = data
+	m.Header.Set(headerCaller, caller.String())
+	limit := maxDeadline
+	if deadline, ok := ctx.Deadline(); ok {
+		limit = time.Until(deadline)
+	}
+	m.Header.Set(headerDeadline, strconv.FormatInt(max(limit.Milliseconds(), 1), 10))
+	got, err := b.host.mesh.RequestMsgWithContext(ctx, m)
+	switch {
+	case errors.Is(err, nats.ErrNoResponders):
+		return Reply{}, Holder{}, fail(CodeUnreachable, "node %s is silent: nothing there answers %s", node, t)
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, nats.ErrTimeout):
+		return Reply{}, Holder{}, fail(CodeTimedOut, "node %s did not answer %s within %v; it may have run", node, t, limit.Round(time.Millisecond))
+	case err != nil:
+		return Reply{}, Holder{}, fail(CodeUncertain, "ask node %s for %s: %v; it may have run", node, t, err)
+	}
+	r, err = decode(got)
+	if errors.Is(err, &CallError{Code: CodeNotHolder}) {
+		return Reply{}, parseHolder(got.Header.Get(headerHolder)), err
+	}
+	if t.meshSeat() {
+		if newest := b.seen.note(t.Seat, r.Epoch); r.Epoch < newest {
+			return Reply{}, Holder{}, fail(CodeOldEpoch, "node %s answered %s under epoch %d, but epoch %d has been seen; it may have run",
+				r.Node, t, r.Epoch, newest)
+		}
+	}
+	if err != nil {
+		return Reply{}, Holder{}, err
+	}
+	return r, Holder{}, nil
+}
+
+// parseHolder reads NODE/ASSIGNMENT/EPOCH; anything else is no hint.
+func parseHolder(s string) Holder {
+	part := strings.Split(s, "/")
+	if len(part) != 3 || checkToken("node", part[0]) != nil {
+		return Holder{}
+	}
+	epoch, err := strconv.ParseUint(part[2], 10, 64)
+	if err != nil {
+		return Holder{}
+	}
+	return Holder{Node: part[0], Assignment: part[1], Epoch: epoch}
+}
+
+// epochs keeps the highest epoch of each mesh seat that a reply or the log has shown.
+type epochs struct {
+	mu   sync.Mutex
+	high map[string]uint64
+}
+
+// note takes in an epoch and returns the highest.
+func (e *epochs) note(seat string, epoch uint64) uint64 {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.high == nil {
+		e.high = map[string]uint64{}
+	}
+	e.high[seat] = max(e.high[seat], epoch)
+	return e.high[seat]
+}
+
+// keep takes in what the log says, and forgets the seats that it has not.
+func (e *epochs) keep(seats map[string]Seat) {
+	for name, s := range seats {
+		e.note(name, s.Holder.Epoch)
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for name := range e.high {
+		if _, ok := seats[name]; !ok {
+			delete(e.high, name)
+		}
+	}
+}
