@@ -11,8 +11,10 @@ import (
 // the state.
 type tx struct {
 	*State
-	h    Header
-	undo []func()
+	h        Header
+	undo     []func()
+	happened []Event
+	resolution
 }
 
 // put sets m[k] and remembers what was there.
@@ -40,33 +42,34 @@ func remember[V any](t *tx, m map[string]V, k string) {
 
 // event records one thing that happened.
 func (t *tx) event(format string, args ...any) {
-	e := Event{Index: t.Index, Time: t.h.Time, Actor: t.h.Actor, Node: t.NodeName(t.h.Node), Text: fmt.Sprintf(format, args...)}
-	events := t.Events
-	if len(events) >= maxEvents {
-		events = events[len(events)-maxEvents+1:]
-	}
-	t.Events = append(slices.Clip(events), e)
+	t.happened = append(t.happened, Event{
+		Index: t.Index, Time: t.h.Time, Actor: t.h.Actor, Node: t.NodeName(t.h.Node), Text: fmt.Sprintf(format, args...),
+	})
 }
 
 // Apply applies one entry at its index. A rejected command changes nothing but
 // Index. It panics on no input: what Decode accepts, Apply takes.
 func (s *State) Apply(index uint64, e Entry) Result {
 	s.Index = index
-	t := &tx{State: s, h: e.Header}
-	mesh, events := s.Mesh, s.Events
+	t := &tx{State: s, h: e.Header, resolution: resolution{touched: map[string]string{}}}
+	mesh := s.Mesh
 	if r := t.apply(e.Command); r != nil {
 		for _, undo := range slices.Backward(t.undo) {
 			undo()
 		}
-		s.Mesh, s.Events = mesh, events
+		s.Mesh = mesh
 		return Result{Index: index, Rejection: r}
+	}
+	if len(t.happened) > 0 {
+		all := slices.Concat(s.Events, t.happened)
+		s.Events = all[max(0, len(all)-maxEvents):]
 	}
 	return Result{Index: index}
 }
 
 func (t *tx) apply(c Command) *Rejection {
 	if _, first := c.(Init); !first && t.Mesh.ID == "" {
-		return reject("no-mesh", "", "this mesh was not initialised", "run meshd init")
+		return reject("no-mesh", "", "there is no mesh here yet", "make one with meshd init, or join one with meshd join")
 	}
 	switch c := c.(type) {
 	case Init:
@@ -90,30 +93,48 @@ func (t *tx) apply(c Command) *Rejection {
 	case Hold:
 		return t.hold(c)
 	}
-	return reject("unknown-command", "", fmt.Sprintf("command %T is unknown", c), "run a newer meshd")
+	return reject("unknown-command", "", fmt.Sprintf("%T is no command that this meshd knows", c), "run a newer meshd")
 }
 
 func reject(code, path, text, remedy string) *Rejection {
 	return &Rejection{Code: code, Path: path, Text: text, Remedy: remedy}
 }
 
+// checkMember refuses a node that could not be told apart from others.
+func (t *tx) checkMember(n Node) *Rejection {
+	if n.ID == "" {
+		return reject("bad-node", "", "a node has an id, which comes from its key, and this one has none", "run meshd init or meshd join on it again")
+	}
+	if n.Name == "all" {
+		return reject("bad-name", "", `a node cannot be named "all": nodes: all means every node`, "choose another with --name")
+	}
+	return CheckName("node", n.Name)
+}
+
 func (t *tx) init(c Init) *Rejection {
 	if t.Mesh.ID != "" {
-		return reject("mesh-exists", "", "this mesh is initialised already", "use meshd token and meshd join to add a node")
+		return reject("mesh-exists", "", fmt.Sprintf("mesh %s is here already, and a mesh is made once", t.Mesh.ID), "add a node to it with meshd token and meshd join")
 	}
-	if err := CheckName("node", c.Node.Name); err != nil {
-		return err
+	if c.Mesh.ID == "" {
+		return reject("bad-mesh", "", "a mesh has an id, and this one has none", "run meshd init again")
+	}
+	if r := t.checkMember(c.Node); r != nil {
+		return r
 	}
 	t.Mesh = c.Mesh
+	t.Mesh.Changed = t.Index
 	put(t, t.Nodes, c.Node.ID, c.Node)
 	t.event("mesh %s made, node %s is its first", c.Mesh.ID, c.Node.Name)
 	return nil
 }
 
-// maxTokens bounds the tokens that are kept: used and expired ones make room.
+// maxTokens bounds the tokens that are kept: those that expire first make room.
 const maxTokens = 256
 
 func (t *tx) addToken(c AddToken) *Rejection {
+	if c.Hash == "" {
+		return reject("bad-token", "", "a join token is known by the hash of its secret, and this one has none", "make another with meshd token")
+	}
 	for len(t.Tokens) >= maxTokens {
 		oldest := ""
 		for _, h := range sorted(t.Tokens) {
@@ -134,16 +155,16 @@ func (t *tx) admit(c Admit) *Rejection {
 		return reject("token-foreign", "", "the join token is not one of this mesh", "make one with meshd token on a member")
 	}
 	if token.Used != "" && token.Used != c.Node.ID {
-		return reject("token-used", "", fmt.Sprintf("the join token was used by node %s", t.NodeName(token.Used)), "a token admits one node: make another with meshd token")
+		return reject("token-used", "", fmt.Sprintf("the join token was used by node %s, and a token admits one node", t.NodeName(token.Used)), "make another with meshd token on a member")
 	}
 	if _, gone := t.Removed[c.Node.ID]; gone {
-		return reject("node-removed", "", "this node was removed from the mesh", "delete its data directory and join again: it will be a new node")
+		return reject("node-removed", "", fmt.Sprintf("node %s was removed from the mesh, and a removed node does not come back", c.Node.ID), "delete its data directory and join again: it will be a new node")
 	}
-	if err := CheckName("node", c.Node.Name); err != nil {
-		return err
+	if r := t.checkMember(c.Node); r != nil {
+		return r
 	}
 	if n, taken := t.NodeNamed(c.Node.Name); taken && n.ID != c.Node.ID {
-		return reject("node-name-taken", "", fmt.Sprintf("a node named %q is a member already", c.Node.Name), "choose another with --name, or remove it first: meshd node rm "+c.Node.Name)
+		return reject("node-name-taken", "", fmt.Sprintf("a node named %q is a member already", c.Node.Name), "choose another name with --name, or remove that one first: meshd node rm "+c.Node.Name)
 	}
 	if old, again := t.Nodes[c.Node.ID]; again {
 		old.Address, old.Route, old.Level = c.Node.Address, c.Node.Route, c.Node.Level
@@ -155,15 +176,16 @@ func (t *tx) admit(c Admit) *Rejection {
 	put(t, t.Nodes, c.Node.ID, c.Node)
 	t.event("node %s joined", c.Node.Name)
 	for _, module := range sorted(t.Everywhere) {
-		t.assign(t.Everywhere[module], c.Node.ID, true)
+		t.Mesh.Changed = t.Index
+		t.place(t.assignment(t.Everywhere[module], c.Node.ID, true), "")
 	}
-	return t.resolveAll(true)
+	return t.resolve()
 }
 
 func (t *tx) updateNode(c UpdateNode) *Rejection {
 	n, ok := t.Nodes[c.ID]
 	if !ok || t.h.Node != c.ID {
-		return reject("not-own", "", "only a member may change its own record", "")
+		return reject("not-own", "", fmt.Sprintf("node %s may not change the record of node %s: a member changes its own only", t.NodeName(t.h.Node), t.NodeName(c.ID)), "let that node report its address itself")
 	}
 	if n.Address != c.Address {
 		t.event("node %s is now at %s", n.Name, c.Address)
@@ -175,23 +197,24 @@ func (t *tx) updateNode(c UpdateNode) *Rejection {
 
 func (t *tx) removeNode(c RemoveNode) *Rejection {
 	n, ok := t.Nodes[c.ID]
-	if !ok {
-		return reject("no-node", "", fmt.Sprintf("there is no node %s", c.ID), "meshd node ls lists them")
+	switch {
+	case !ok:
+		return reject("no-node", "", fmt.Sprintf("there is no node %q", clip(c.ID)), "meshd node ls lists them")
+	case len(t.Nodes) == 1:
+		return reject("last-node", "", fmt.Sprintf("%s is the last node, and a mesh has at least one", n.Name), "run meshd leave on it to end the mesh")
 	}
 	var leaving []string
-	for _, name := range sorted(t.Assignments) {
-		if t.Assignments[name].Node == c.ID {
+	for name, a := range t.Assignments {
+		if a.Node == c.ID {
 			leaving = append(leaving, name)
 		}
 	}
-	for _, name := range leaving {
-		if r := t.refuseIfConsumed(t.Assignments[name], leaving...); r != nil {
-			return r
-		}
+	slices.Sort(leaving)
+	if r := t.refuseConsumed(leaving); r != nil {
+		return r
 	}
-	for _, name := range leaving {
-		t.removeAssignment(name)
-	}
+	t.end(leaving)
+	t.Mesh.Changed = t.Index
 	drop(t, t.Nodes, c.ID)
 	put(t, t.Removed, c.ID, t.h.Time)
 	for _, id := range sorted(c.Secrets) {
@@ -201,7 +224,7 @@ func (t *tx) removeNode(c RemoveNode) *Rejection {
 		}
 	}
 	t.event("node %s removed", n.Name)
-	return nil
+	return t.resolve()
 }
 
 // epoch is what the entry being applied names a holder with.
@@ -210,16 +233,20 @@ func (t *tx) epoch() uint64 { return t.Mesh.Generation<<48 | t.Index }
 func (t *tx) hold(c Hold) *Rejection {
 	seat, ok := t.Seats[c.Seat]
 	if !ok || seat.Scope != ScopeMesh {
-		return reject("no-seat", "", fmt.Sprintf("there is no mesh seat %q", c.Seat), "")
+		r := reject("no-seat", "", fmt.Sprintf("there is no mesh seat %q", clip(c.Seat)), "meshd seats lists them")
+		r.Candidates = nearest(c.Seat, sorted(t.Seats))
+		return r
 	}
 	if seat.Epoch != c.IfEpoch {
-		return reject("stale", "", fmt.Sprintf("seat %s is at epoch %d, not %d", c.Seat, seat.Epoch, c.IfEpoch), "")
+		return reject("stale", "", fmt.Sprintf("seat %s is at epoch %d and was to be changed from %d: something else named its holder meanwhile", c.Seat, seat.Epoch, c.IfEpoch), "look at meshd seats and ask again")
 	}
 	if c.Assignment != "" && !t.claims(c.Assignment, c.Seat) {
-		return reject("not-a-claimant", "", fmt.Sprintf("%s does not claim seat %s", c.Assignment, c.Seat), "")
+		r := reject("not-a-claimant", "", fmt.Sprintf("%q cannot hold seat %s: no assignment of that name has a module that claims it", clip(c.Assignment), c.Seat), fmt.Sprintf("add claims: [%s] to its module, or name a claimant", c.Seat))
+		r.Candidates = t.Claimants(c.Seat)
+		return r
 	}
 	t.name(seat, c.Assignment)
-	return nil
+	return t.resolve()
 }
 
 // name makes holder the seat's, under a new epoch.
@@ -242,12 +269,22 @@ func (s *State) claims(assignment, seat string) bool {
 // Claimants are the assignments that may hold the seat, in order.
 func (s *State) Claimants(seat string) []string {
 	var out []string
-	for _, name := range sorted(s.Assignments) {
+	for name := range s.Assignments {
 		if s.claims(name, seat) {
 			out = append(out, name)
 		}
 	}
+	slices.Sort(out)
 	return out
+}
+
+// vacate leaves the mesh seats that the assignment holds without a holder.
+func (t *tx) vacate(assignment string) {
+	for _, seat := range sorted(t.Seats) {
+		if s := t.Seats[seat]; s.Holder == assignment {
+			t.name(s, "")
+		}
+	}
 }
 
 func since(old, now time.Time, same bool) time.Time {

@@ -53,11 +53,12 @@ type Push struct {
 	At        uint64 // refuse when the state is newer than this index; 0 is any
 }
 
-// Things that Remove removes.
+// What a Remove removes, and what a plan's Change is of.
 const (
 	WhatModule     = "module"
 	WhatAssignment = "assignment"
 	WhatSeat       = "seat"
+	WhatBinding    = "binding" // in a Change only
 )
 
 // Remove stops and withdraws. Data stays, retained.
@@ -82,6 +83,7 @@ type NodeReport struct {
 type Staged struct {
 	Binding    string
 	Resource   string // the binding's, as its node saw it
+	To         string // id of the consumer's node that Sealed is for, as its node saw it
 	Generation uint64 // the resource's Last + 1
 	Sealed     string
 	Address    Address

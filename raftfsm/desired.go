@@ -10,13 +10,13 @@ import (
 // state: what a module may publish and answer follows from here and from
 // nothing that a module claims.
 type Desired struct {
-	Runs      []RunSpec         // assignments on this node, by name
-	Provides  []ProviderSpec    // providers on this node
-	Seats     []SeatService     // seats answered here: mesh seats held, and node seats
-	Tools     []ToolService     // tools of the assignments here
-	Grants    []Grant           // what each assignment here may call
-	Holders   map[string]Holder // every mesh seat: who answers it
-	NodeSeats map[string][]string
+	Runs      []RunSpec           // assignments on this node, by name
+	Provides  []ProviderSpec      // providers on this node
+	Seats     []SeatService       // seats answered here: mesh seats held, and node seats
+	Tools     []ToolService       // tools of the assignments here
+	Grants    []Grant             // what each assignment here may call
+	Holders   map[string]Holder   // every mesh seat: who answers it
+	NodeSeats map[string][]string // every node seat: its verbs
 }
 
 // RunSpec is one assignment as it is to run: the module with the assignment's
@@ -97,37 +97,53 @@ func assignmentRule(s string) bool {
 }
 
 // Targets resolves what ParseTarget read: a seat as it is, a module's name to
-// its assignments on that node. It is empty when there is no such thing.
+// its assignments on that node. It is empty when there is no such thing, which
+// is no fault: it may come with a later push.
 func (s *State) Targets(t Target) []Target {
 	seat, isSeat := s.Seats[t.Seat]
-	switch {
-	case t.Node == "" && isSeat && seat.Scope == ScopeMesh, t.Node != "" && isSeat && seat.Scope == ScopeNode:
-		if slices.Contains(seat.Verbs, t.Name) {
+	isVerb := isSeat && slices.Contains(seat.Verbs, t.Name)
+	if t.Node == "" {
+		if isVerb && seat.Scope == ScopeMesh {
 			return []Target{t}
 		}
-	case t.Node != "":
-		n, ok := s.NodeNamed(t.Node)
-		var out []Target
-		for _, name := range sorted(s.Assignments) {
-			a := s.Assignments[name]
-			if ok && a.Node == n.ID && (a.Module == t.Seat || name == t.Seat) {
-				out = append(out, Target{Node: t.Node, Assignment: name, Name: t.Name})
-			}
-		}
-		return out
+		return nil
 	}
-	return nil
+	n, ok := s.NodeNamed(t.Node)
+	switch {
+	case !ok:
+		return nil
+	case isVerb && seat.Scope == ScopeNode:
+		return []Target{t}
+	}
+	var out []Target
+	for _, name := range s.assignmentsOn(n.ID) {
+		m := s.Modules[s.Assignments[name].Module]
+		if _, has := m.Tools[t.Name]; has && (m.Name == t.Seat || name == t.Seat) {
+			out = append(out, Target{Node: t.Node, Assignment: name, Name: t.Name})
+		}
+	}
+	return out
+}
+
+// assignmentsOn lists the assignments on the node, in order.
+func (s *State) assignmentsOn(node string) []string {
+	var out []string
+	for name, a := range s.Assignments {
+		if a.Node == node {
+			out = append(out, name)
+		}
+	}
+	slices.Sort(out)
+	return out
 }
 
 // Desired derives what node id is to do.
 func (s *State) Desired(id string) Desired {
 	d := Desired{Holders: map[string]Holder{}, NodeSeats: map[string][]string{}}
-	for _, name := range sorted(s.Assignments) {
+	here := s.assignmentsOn(id)
+	for _, name := range here {
 		a := s.Assignments[name]
-		if a.Node != id {
-			continue
-		}
-		m := s.effective(a)
+		m := s.Modules[a.Module].with(a)
 		d.Runs = append(d.Runs, RunSpec{Assignment: name, Module: m, Revision: a.Revision, Bindings: s.bindingsOf(name)})
 		for _, kind := range sorted(m.Provides) {
 			d.Provides = append(d.Provides, ProviderSpec{Assignment: name, Kind: kind, Provide: m.Provides[kind]})
@@ -144,27 +160,27 @@ func (s *State) Desired(id string) Desired {
 		d.Grants = append(d.Grants, grant)
 	}
 	for _, name := range sorted(s.Seats) {
-		s.desiredSeat(&d, s.Seats[name], id)
+		s.desiredSeat(&d, s.Seats[name], id, here)
 	}
 	return d
 }
 
-func (s *State) desiredSeat(d *Desired, seat Seat, id string) {
+func (s *State) desiredSeat(d *Desired, seat Seat, id string, here []string) {
 	if seat.Scope == ScopeMesh {
-		named := Holder{Epoch: seat.Epoch, Verbs: seat.Verbs}
+		holder := Holder{Epoch: seat.Epoch, Verbs: seat.Verbs}
 		if a, ok := s.Assignments[seat.Holder]; ok {
-			named.Node, named.Assignment = s.NodeName(a.Node), a.Name
+			holder.Node, holder.Assignment = s.NodeName(a.Node), a.Name
 			if a.Node == id {
 				d.Seats = append(d.Seats, s.service(seat, a))
 			}
 		}
-		d.Holders[seat.Name] = named
+		d.Holders[seat.Name] = holder
 		return
 	}
 	d.NodeSeats[seat.Name] = seat.Verbs
-	for _, name := range s.Claimants(seat.Name) {
-		if a := s.Assignments[name]; a.Node == id {
-			d.Seats = append(d.Seats, s.service(seat, a))
+	for _, name := range here {
+		if s.claims(name, seat.Name) {
+			d.Seats = append(d.Seats, s.service(seat, s.Assignments[name]))
 			return // one answers a seat on a node: the first by name
 		}
 	}
@@ -194,14 +210,11 @@ func (s *State) service(seat Seat, a Assignment) SeatService {
 	return svc
 }
 
-// effective is the module with the assignment's overrides, key by key.
-func (s *State) effective(a Assignment) Module {
-	m := s.Modules[a.Module]
+// with is the module with the assignment's overrides, key by key.
+func (m Module) with(a Assignment) Module {
 	if len(a.Env) > 0 {
-		env := maps.Clone(m.Env)
-		if env == nil {
-			env = map[string]string{}
-		}
+		env := map[string]string{}
+		maps.Copy(env, m.Env)
 		maps.Copy(env, a.Env)
 		m.Env = env
 	}
@@ -221,3 +234,12 @@ func (s *State) effective(a Assignment) Module {
 	}
 	return m
 }
+
+// launch is the part of a module whose change needs a restart of its process.
+type launch struct {
+	Run    Run
+	Env    map[string]string
+	Limits *Limits
+}
+
+func (m Module) launch() launch { return launch{m.Run, m.Env, m.Limits} }

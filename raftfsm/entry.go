@@ -31,7 +31,7 @@ type Header struct {
 	ID     string    // unique; a retry of an entry carries the same
 }
 
-// Command is one of the types that Commands lists, and nothing else.
+// Command is one of the types in commands.go, and nothing else.
 type Command interface{ name() string }
 
 // Entry is one entry of the log.
@@ -53,48 +53,51 @@ type wire struct {
 var ErrUndecodable = errors.New("entry cannot be applied by this build")
 
 // command decodes the body of the command of that name.
-func command(name string, body []byte) (Command, error) {
+func command(name string, raw []byte) (Command, error) {
 	switch name {
 	case Init{}.name():
-		return as[Init](body)
+		return body[Init](raw)
 	case AddToken{}.name():
-		return as[AddToken](body)
+		return body[AddToken](raw)
 	case Admit{}.name():
-		return as[Admit](body)
+		return body[Admit](raw)
 	case UpdateNode{}.name():
-		return as[UpdateNode](body)
+		return body[UpdateNode](raw)
 	case RemoveNode{}.name():
-		return as[RemoveNode](body)
+		return body[RemoveNode](raw)
 	case PushPart{}.name():
-		return as[PushPart](body)
+		return body[PushPart](raw)
 	case Push{}.name():
-		return as[Push](body)
+		return body[Push](raw)
 	case Remove{}.name():
-		return as[Remove](body)
+		return body[Remove](raw)
 	case NodeReport{}.name():
-		return as[NodeReport](body)
+		return body[NodeReport](raw)
 	case Hold{}.name():
-		return as[Hold](body)
+		return body[Hold](raw)
 	}
 	return nil, errors.New("unknown command")
 }
 
-func as[C Command](body []byte) (Command, error) {
+func body[C Command](raw []byte) (Command, error) {
 	var c C
-	err := strict(body, &c)
+	err := strict(raw, &c)
 	return c, err
 }
 
-// Encode returns the bytes of e.
+// Encode returns the bytes of e, with the format and the level filled in and the
+// time in UTC. Decode gives back an equal entry.
 func Encode(e Entry) ([]byte, error) {
+	if e.Command == nil {
+		return nil, errors.New("encode entry: it has no command")
+	}
 	body, err := json.Marshal(e.Command)
 	if err != nil {
 		return nil, fmt.Errorf("encode %s: %w", e.Command.name(), err)
 	}
 	e.Format = Format
-	if e.Level == 0 {
-		e.Level = 1
-	}
+	e.Level = max(e.Level, 1)
+	e.Time = e.Time.UTC()
 	b, err := json.Marshal(wire{e.Header, e.Command.name(), body})
 	if err != nil {
 		return nil, fmt.Errorf("encode %s: %w", e.Command.name(), err)
@@ -118,6 +121,9 @@ func Decode(b []byte) (Entry, error) {
 	if w.Format != Format || w.Level > Level || w.Level < 1 {
 		return Entry{}, fmt.Errorf("%w: format %d, level %d; it reads format %d up to level %d: run a newer meshd", ErrUndecodable, w.Format, w.Level, Format, Level)
 	}
+	if w.Time.Location() != time.UTC {
+		return Entry{}, fmt.Errorf("%w: its time %s is not in UTC", ErrUndecodable, w.Time)
+	}
 	cmd, err := command(w.Name, w.Body)
 	if err != nil {
 		return Entry{}, fmt.Errorf("%w: command %q: %v", ErrUndecodable, w.Name, err)
@@ -135,6 +141,15 @@ func strict(b []byte, into any) error {
 		return errors.New("something follows it")
 	}
 	return nil
+}
+
+// canonical is c as every node sees it, after its way through the log.
+func canonical(c Command) (Command, error) {
+	body, err := json.Marshal(c)
+	if err != nil {
+		return nil, err
+	}
+	return command(c.name(), body)
 }
 
 // Rejection is the answer to a command that was refused: what, by which rule,

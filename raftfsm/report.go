@@ -1,11 +1,17 @@
 package raftfsm
 
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
 // report takes what a node saw. Every part is conditional on the state that it
 // was made from: a part that no longer fits is dropped, and its node sees that
 // in its next pass.
 func (t *tx) report(c NodeReport) *Rejection {
 	if _, ok := t.Nodes[t.h.Node]; !ok {
-		return reject("not-a-member", "", "only a member reports", "")
+		return reject("not-a-member", "", fmt.Sprintf("node %q is no member, and only members report", clip(t.h.Node)), "join it to the mesh: meshd token, then meshd join")
 	}
 	for _, p := range c.Providers {
 		t.providerReport(p)
@@ -35,24 +41,20 @@ func (t *tx) mine(assignment string) bool {
 }
 
 func (t *tx) providerReport(p ProviderReport) {
-	id := p.Provider
-	for _, name := range sorted(t.Assignments) {
-		for _, kind := range sorted(t.Modules[t.Assignments[name].Module].Provides) {
-			if ProviderID(name, kind) != id || !t.mine(name) {
-				continue
-			}
-			old := t.Providers[id]
-			next := ProviderStatus{Ready: p.Ready, Address: p.Address, Since: since(old.Since, t.h.Time, old.Ready == p.Ready)}
-			next.Trouble = t.troubled(old.Trouble, p.Step, p.Class)
-			put(t, t.Providers, id, next)
-			switch {
-			case p.Ready && !old.Ready:
-				t.event("provider %s of %s is ready", name, kind)
-			case !p.Ready && p.Class != "" && (old.Trouble == nil || old.Trouble.Class != p.Class):
-				t.event("provider %s of %s is not ready: %s (%s)", name, kind, p.Step, p.Class)
-			}
-			return
-		}
+	name, kind, _ := strings.Cut(p.Provider, "/")
+	if !t.provides(name, kind) || !t.mine(name) {
+		return
+	}
+	old, was := t.Providers[p.Provider]
+	put(t, t.Providers, p.Provider, ProviderStatus{
+		Ready: p.Ready, Address: p.Address, Trouble: t.troubled(old.Trouble, p.Step, p.Class),
+		Since: since(old.Since, t.h.Time, was && old.Ready == p.Ready),
+	})
+	switch {
+	case p.Ready && !old.Ready:
+		t.event("provider %s of %s is ready", name, kind)
+	case !p.Ready && p.Class != "" && (old.Trouble == nil || old.Trouble.Class != p.Class):
+		t.event("provider %s of %s is not ready: %s (%s)", name, kind, p.Step, p.Class)
 	}
 }
 
@@ -71,12 +73,15 @@ func (t *tx) troubled(old *Trouble, step, class string) *Trouble {
 func (t *tx) staged(s Staged) {
 	b, ok := t.Bindings[s.Binding]
 	res := t.Resources[b.Resource]
-	if !ok || b.Resource != s.Resource || !t.mine(b.Provider) || s.Generation != res.Last+1 || len(b.Credentials) >= 2 {
+	switch {
+	case !ok, b.Resource != s.Resource, t.Assignments[b.Consumer].Node != s.To:
+		return // it was re-bound or moved meanwhile, and could not be opened there
+	case !t.mine(b.Provider), s.Generation != res.Last+1, len(b.Credentials) >= 2:
 		return
 	}
 	res.Last = s.Generation
 	put(t, t.Resources, b.Resource, res)
-	b.Credentials = append(append([]Credential(nil), b.Credentials...), Credential{
+	b.Credentials = append(slices.Clone(b.Credentials), Credential{
 		Generation: s.Generation, Login: loginName(t.Mesh.ID, b.Provider, s.Binding, s.Generation), Sealed: s.Sealed, Address: s.Address,
 	})
 	t.update(b)
@@ -87,7 +92,7 @@ func (t *tx) mark(m Mark) {
 	if !ok || b.Resource != m.Resource {
 		return
 	}
-	creds := append([]Credential(nil), b.Credentials...)
+	creds := slices.Clone(b.Credentials)
 	for i := range creds {
 		c := &creds[i]
 		if c.Generation != m.Generation {
@@ -126,7 +131,6 @@ func (t *tx) withdrawn(w Withdrawn) {
 		return
 	}
 	drop(t, t.Withdrawals, w.ID)
-	t.release(old.Resource)
 	t.event("logins of %s at %s no longer work, %d sessions ended, the data is kept", old.Binding, old.Provider, w.Ended)
 }
 

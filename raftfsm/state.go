@@ -13,17 +13,35 @@
 //   - Each field has one writer: a push writes what is desired, the provider's
 //     node what it staged, minted and saw, the consumer's node what it delivered
 //     and found healthy, the leader the holders.
-//   - A binding names one provider, recorded when it was pushed; nothing but a
-//     push that names another changes it.
-//   - A binding has at most two credentials, and no generation is used twice.
+//   - A bound binding names one provider, which is there and of its kind, and
+//     never the consumer itself. It was recorded when it was bound; nothing but
+//     a push that names another changes it.
+//   - A binding has at most two credentials, and no generation of a resource is
+//     used twice.
+//   - A seat's holder claims it, and each change of a holder has a new epoch.
+//   - A kind has at most one default.
 //   - Secrets are here only sealed.
 //
-// A binding's life, computed by Phase and never stored as text:
+// A binding's life, computed by Phase and never stored as text, with the one
+// that makes each step:
 //
-//	unbound -> waiting -> staged -> minted -> delivered -> in-use
-//	                 (removed or re-bound) -> a Withdrawal, which goes when the
-//	                 provider's node has proven the logins dead; the resource
-//	                 stays, retained
+//	unbound    the provider that it names is not there, or a node of
+//	   |       `nodes: all` has none to take
+//	   |  a push, a join or a seat's new holder brings one
+//	waiting <----------------------------- its consumer moved to another node
+//	   |  Staged, by the provider's node: the secret is in the log
+//	staged
+//	   |  FactMinted, by the provider's node: it exists, a login worked
+//	minted
+//	   |  FactDelivered, by the consumer's node: a login from there worked
+//	delivered
+//	   |  what its Proof asks: FactSeen by the provider's node, FactHealthy by
+//	   |  the consumer's, or nothing more
+//	in-use
+//
+// From each of them it can end: its consumer is removed, its requirement goes
+// or names another provider. Logins that it had become a Withdrawal, which ends
+// when the provider's node has proven them dead; the Resource stays, retained.
 //
 // Values in the maps are replaced, never changed in place: a reader that holds
 // one under the lock may keep it after.
@@ -91,18 +109,31 @@ const (
 	ScopeNode = "node" // every node that runs a claiming module
 )
 
+// What happens to a mesh seat whose holder's node is lost.
+const (
+	FailoverAuto   = "auto"   // another claimant is named
+	FailoverManual = "manual" // it goes dark
+)
+
 // Seat is a role with verbs on the bus.
 type Seat struct {
 	Name     string
 	Scope    string
-	Delivers string `json:",omitempty"` // kind whose default provider the holder is
-	Verbs    []string
-	Want     string `json:",omitempty"` // assignment that the user named as holder
-	Failover string `json:",omitempty"` // "auto" or "manual"
+	Delivers string   `json:",omitempty"` // kind whose default provider the holder is
+	Verbs    []string `json:",omitempty"`
+	Want     string   `json:",omitempty"` // assignment that the user named as holder
+	Failover string   `json:",omitempty"` // FailoverAuto, FailoverManual, or "": see FailsOver
 
 	Holder string    `json:",omitempty"` // assignment; written by the leader
 	Epoch  uint64    `json:",omitempty"` // Generation<<48 | index of the entry that named or vacated it
 	Since  time.Time // of Epoch
+}
+
+// FailsOver reports whether another claimant is named when the holder's node is
+// lost. A seat that delivers a provision does so only when it says so: to answer
+// from another machine's data is worse than not to answer.
+func (s Seat) FailsOver() bool {
+	return s.Failover == FailoverAuto || s.Failover == "" && s.Delivers == ""
 }
 
 // Assignment is one module on one node.
@@ -120,8 +151,17 @@ type Assignment struct {
 	Health    *Health           `json:",omitempty"`
 	Limits    *Limits           `json:",omitempty"`
 
-	Revision uint64 // index of the last push that changed what it runs
+	Revision uint64 // index of the last entry that changed what its process is started with, or where
 	Report   Report // of its node
+}
+
+// owner is whose data it works on: its own with an `as:`, and otherwise that of
+// all the replicas of its module. No `as:` has an @, so the two cannot meet.
+func (a Assignment) owner() string {
+	if a.Named {
+		return a.Name
+	}
+	return a.Module + "@all"
 }
 
 // Report is what an assignment's node last said of its process.
@@ -166,7 +206,7 @@ type Binding struct {
 	Provider    string `json:",omitempty"` // assignment; "" is unbound
 	Naming      string `json:",omitempty"` // what the user wrote to choose it: "bind pg-main", "provider pg-main", "node alpha", "" for nothing
 	Chosen      string `json:",omitempty"` // the rule that chose it: one of the Chosen constants
-	Refusal     string `json:",omitempty"` // why it is unbound
+	Refusal     string `json:",omitempty"` // why it is unbound, and the way out
 	Resource    string `json:",omitempty"`
 	Proof       string // ProofLogin, ProofHealth or ProofDelivered
 
@@ -198,11 +238,11 @@ const (
 type Resource struct {
 	Provider    string // assignment
 	Kind        string
-	Owner       string // the consumer's module, or its `as:`
+	Owner       string // the consumer's `as:`, or MODULE@all for the replicas without one
 	Requirement string
 	Name        string // physical, at most 40 bytes of [a-z0-9_]
 	Last        uint64 // newest generation handed out on it
-	Made        bool   `json:",omitempty"` // it was minted at least once, so data may exist
+	Made        bool   `json:",omitempty"` // a login on it was minted at least once, so data may exist
 	Since       time.Time
 }
 
@@ -303,3 +343,8 @@ func (s *State) NodeName(id string) string {
 
 // sorted returns the keys in order: nothing here depends on map order.
 func sorted[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
+
+func has[V any](m map[string]V, k string) bool {
+	_, ok := m[k]
+	return ok
+}
