@@ -1,0 +1,372 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// Fabric is a mesh's network in memory. It does no I/O and reads no clock but time's, so in a
+// testing/synctest bubble everything on it runs in virtual time. A fault acts on what is sent after
+// it: a cut link swallows packets and stream bytes and answers no dial; what it swallowed of a
+// stream is not sent again, so that stream ends some seconds later as a real one would.
+type Fabric struct {
+	mu     sync.Mutex
+	healed chan struct{} // closed and replaced when links or nodes change
+	links  map[link]fault
+	addrs  map[string]netip.AddrPort // by node, kept over a restart
+	nodes  map[netip.AddrPort]*port  // those that run
+}
+
+// link is one direction between two nodes.
+type link struct{ from, to string }
+
+type fault struct {
+	cut   bool
+	delay time.Duration
+}
+
+// NewFabric returns a network without nodes or faults.
+func NewFabric() *Fabric {
+	return &Fabric{
+		healed: make(chan struct{}),
+		links:  map[link]fault{},
+		addrs:  map[string]netip.AddrPort{},
+		nodes:  map[netip.AddrPort]*port{},
+	}
+}
+
+// change edits the fabric and wakes the dials that wait for a link.
+func (f *Fabric) change(edit func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	edit()
+	close(f.healed)
+	f.healed = make(chan struct{})
+}
+
+// Join starts a node, or starts it again after Kill or Close at the address it had. It panics when
+// the node runs: two processes cannot have one port.
+func (f *Fabric) Join(node string) Network {
+	var n *port
+	f.change(func() {
+		addr, ok := f.addrs[node]
+		if !ok {
+			last := len(f.addrs) + 1
+			addr = netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(last >> 8), byte(last)}), 7946)
+			f.addrs[node] = addr
+		}
+		if f.nodes[addr] != nil {
+			panic(fmt.Sprintf("node %s has joined the fabric already", node))
+		}
+		n = &port{
+			fabric:    f,
+			node:      node,
+			addr:      addr,
+			done:      make(chan struct{}),
+			listeners: map[string]*listener{},
+			ends:      map[*pipeEnd]struct{}{},
+			packets:   make(chan packet, 1024), // a socket's buffer; more are dropped
+		}
+		f.nodes[addr] = n
+	})
+	return n
+}
+
+// Addr is the address of a node that has joined, running or not.
+func (f *Fabric) Addr(node string) (netip.AddrPort, bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	a, ok := f.addrs[node]
+	return a, ok
+}
+
+// Cut black-holes the link between two nodes, both ways.
+func (f *Fabric) Cut(a, b string) {
+	f.fault(func(x *fault) { x.cut = true }, link{a, b}, link{b, a})
+}
+
+// CutOneWay black-holes what one node sends to another.
+func (f *Fabric) CutOneWay(from, to string) {
+	f.fault(func(x *fault) { x.cut = true }, link{from, to})
+}
+
+// Isolate cuts a node from every other that has joined.
+func (f *Fabric) Isolate(node string) {
+	f.mu.Lock()
+	others := slices.Collect(maps.Keys(f.addrs))
+	f.mu.Unlock()
+	for _, o := range others {
+		if o != node {
+			f.Cut(node, o)
+		}
+	}
+}
+
+// Slow delays what two nodes send each other.
+func (f *Fabric) Slow(a, b string, delay time.Duration) {
+	f.fault(func(x *fault) { x.delay = delay }, link{a, b}, link{b, a})
+}
+
+func (f *Fabric) fault(set func(*fault), ls ...link) {
+	f.change(func() {
+		for _, l := range ls {
+			x := f.links[l]
+			set(&x)
+			f.links[l] = x
+		}
+	})
+}
+
+// Heal ends every cut and delay.
+func (f *Fabric) Heal() { f.change(func() { clear(f.links) }) }
+
+// Kill ends a node as kill -9 does: its streams are reset, its Network is closed. To lose power
+// instead, so that nobody is told, isolate it first.
+func (f *Fabric) Kill(node string) {
+	f.mu.Lock()
+	n := f.nodes[f.addrs[node]]
+	f.mu.Unlock()
+	if n != nil {
+		n.stop((*pipeEnd).die)
+	}
+}
+
+func (f *Fabric) road(from, to string) road {
+	return func() (bool, time.Duration) {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		x := f.links[link{from, to}]
+		return x.cut, x.delay
+	}
+}
+
+// port is a node's place on a Fabric.
+type port struct {
+	fabric *Fabric
+	node   string
+	addr   netip.AddrPort
+	done   chan struct{}
+
+	mu        sync.Mutex
+	closed    bool
+	taken     bool // packets
+	listeners map[string]*listener
+	ends      map[*pipeEnd]struct{}
+	packets   chan packet
+}
+
+type packet struct {
+	b    []byte
+	from netip.AddrPort
+}
+
+var _ Network = (*port)(nil)
+
+func (n *port) Listen(proto string) (net.Listener, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.closed {
+		return nil, fmt.Errorf("listen for %s: %w", proto, ErrClosed)
+	}
+	if n.listeners[proto] != nil {
+		return nil, fmt.Errorf("listen for %s: somebody listens already", proto)
+	}
+	l := newListener(proto, net.TCPAddrFromAddrPort(n.addr), func(l *listener) {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		if n.listeners[l.proto] == l {
+			delete(n.listeners, l.proto)
+		}
+	})
+	n.listeners[proto] = l
+	return l, nil
+}
+
+func (n *port) Dial(ctx context.Context, node, proto string) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	for {
+		c, wait, err := n.connect(node, proto)
+		if err != nil {
+			return nil, fmt.Errorf("dial %s of node %s: %w", proto, node, err)
+		}
+		if c != nil {
+			return c, nil
+		}
+		select {
+		case <-wait:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("dial %s of node %s: %w", proto, node, ctx.Err())
+		case <-n.done:
+			return nil, fmt.Errorf("dial %s of node %s: %w", proto, node, ErrClosed)
+		}
+	}
+}
+
+// connect opens a stream, or returns what to wait for when the link swallows the attempt.
+func (n *port) connect(node, proto string) (net.Conn, <-chan struct{}, error) {
+	f := n.fabric
+	f.mu.Lock()
+	addr, known := f.addrs[node]
+	peer := f.nodes[addr]
+	there, back, wait := f.links[link{n.node, node}], f.links[link{node, n.node}], f.healed
+	f.mu.Unlock()
+	switch {
+	case !known:
+		return nil, nil, errors.New("no address of the node is known")
+	case there.cut || back.cut:
+		return nil, wait, nil
+	case peer == nil:
+		return nil, nil, syscall.ECONNREFUSED
+	}
+	if d := there.delay + back.delay; d > 0 {
+		select {
+		case <-time.After(d):
+		case <-n.done:
+			return nil, nil, ErrClosed
+		}
+	}
+	peer.mu.Lock()
+	l := peer.listeners[proto]
+	peer.mu.Unlock()
+	if l == nil {
+		return nil, nil, syscall.ECONNREFUSED
+	}
+	here, far := newPipe(n.node, node, net.TCPAddrFromAddrPort(n.addr), net.TCPAddrFromAddrPort(addr),
+		f.road(n.node, node), f.road(node, n.node))
+	here.forget, far.forget = func() { n.forget(here) }, func() { peer.forget(far) }
+	if !n.remember(here) {
+		return nil, nil, ErrClosed
+	}
+	if !peer.remember(far) || !l.deliver(far, time.Second) {
+		here.Close()
+		far.Close()
+		return nil, nil, syscall.ECONNREFUSED
+	}
+	return here, nil, nil
+}
+
+func (n *port) remember(p *pipeEnd) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if !n.closed {
+		n.ends[p] = struct{}{}
+	}
+	return !n.closed
+}
+
+func (n *port) forget(p *pipeEnd) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.ends, p)
+}
+
+// Close ends the node in good order: its peers read the end of each stream.
+func (n *port) Close() error {
+	n.stop(func(p *pipeEnd) { p.Close() })
+	return nil
+}
+
+func (n *port) stop(end func(*pipeEnd)) {
+	n.mu.Lock()
+	if n.closed {
+		n.mu.Unlock()
+		return
+	}
+	n.closed = true
+	ls, ps := slices.Collect(maps.Values(n.listeners)), slices.Collect(maps.Keys(n.ends))
+	n.mu.Unlock()
+
+	close(n.done)
+	n.fabric.change(func() { delete(n.fabric.nodes, n.addr) })
+	for _, l := range ls {
+		l.Close()
+	}
+	for _, p := range ps {
+		end(p)
+	}
+}
+
+func (n *port) Packets() (Packets, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.closed {
+		return nil, fmt.Errorf("take packets: %w", ErrClosed)
+	}
+	if n.taken {
+		return nil, errors.New("take packets: somebody has them already")
+	}
+	n.taken = true
+	return &mailbox{n: n, done: make(chan struct{})}, nil
+}
+
+// mailbox is the packet side of a node on a Fabric.
+type mailbox struct {
+	n    *port
+	done chan struct{}
+	once sync.Once
+}
+
+func (m *mailbox) Send(b []byte, to netip.AddrPort) error {
+	select {
+	case <-m.n.done:
+		return ErrClosed
+	case <-m.done:
+		return net.ErrClosed
+	default:
+	}
+	if len(b) > MaxPacket {
+		return syscall.EMSGSIZE
+	}
+	f := m.n.fabric
+	f.mu.Lock()
+	peer := f.nodes[to]
+	f.mu.Unlock()
+	if peer == nil {
+		return nil // nobody there: lost, as on a real network
+	}
+	cut, delay := f.road(m.n.node, peer.node)()
+	if cut {
+		return nil
+	}
+	p := packet{append([]byte(nil), b...), m.n.addr}
+	if delay == 0 {
+		peer.push(p)
+		return nil
+	}
+	time.AfterFunc(delay, func() { peer.push(p) })
+	return nil
+}
+
+func (n *port) push(p packet) {
+	select {
+	case n.packets <- p:
+	default: // the buffer is full: lost
+	}
+}
+
+func (m *mailbox) Receive(b []byte) (int, netip.AddrPort, error) {
+	select {
+	case p := <-m.n.packets:
+		return copy(b, p.b), p.from, nil
+	case <-m.n.done:
+		return 0, netip.AddrPort{}, ErrClosed
+	case <-m.done:
+		return 0, netip.AddrPort{}, net.ErrClosed
+	}
+}
+
+func (m *mailbox) Addr() netip.AddrPort { return m.n.addr }
+
+func (m *mailbox) Close() error {
+	m.once.Do(func() { close(m.done) })
+	return nil
+}
