@@ -59,6 +59,7 @@ const (
 	WhatAssignment = "assignment"
 	WhatSeat       = "seat"
 	WhatBinding    = "binding" // in a Change only
+	WhatNode       = "node"    // in a Change only: RemoveNode removes one
 )
 
 // Remove stops and withdraws. Data stays, retained.

@@ -23,7 +23,7 @@ const (
 // Change is one thing that a command would do.
 type Change struct {
 	Effect string
-	What   string // WhatBinding, WhatAssignment, WhatSeat or WhatModule
+	What   string // WhatNode, WhatBinding, WhatAssignment, WhatSeat or WhatModule
 	Name   string
 	Nodes  []string // names of the machines that it touches, sorted
 	Text   string   // one line for a person
@@ -33,7 +33,7 @@ type Change struct {
 // that is desired of any node.
 type Plan struct {
 	At      uint64   // Mesh.Changed that it was made at: a push with this At is refused once the mesh has moved on
-	Changes []Change // bindings, assignments, seats, modules; each by name
+	Changes []Change // nodes, bindings, assignments, seats, modules; each by name
 	Nodes   []string // names of every machine whose desired state changes, sorted
 }
 
@@ -54,6 +54,7 @@ func (s *State) Preview(h Header, c Command) (Plan, *Rejection) {
 // difference is what leads from one state to another.
 func difference(before, after *State) Plan {
 	p := Plan{At: before.Mesh.Changed}
+	p.nodes(before, after)
 	p.bindings(before, after)
 	p.assignments(before, after)
 	p.seats(before, after)
@@ -76,6 +77,17 @@ func difference(before, after *State) Plan {
 func (p *Plan) add(effect, what, name string, nodes []string, format string, args ...any) {
 	slices.Sort(nodes)
 	p.Changes = append(p.Changes, Change{effect, what, name, slices.Compact(nodes), fmt.Sprintf(format, args...)})
+}
+
+func (p *Plan) nodes(before, after *State) {
+	for _, id := range both(before.Nodes, after.Nodes) {
+		switch {
+		case !has(after.Nodes, id):
+			p.add(EffectRecord, WhatNode, before.NodeName(id), []string{before.NodeName(id)}, "node %s is removed", before.NodeName(id))
+		case !has(before.Nodes, id):
+			p.add(EffectRecord, WhatNode, after.NodeName(id), []string{after.NodeName(id)}, "node %s joins", after.NodeName(id))
+		}
+	}
 }
 
 func (p *Plan) bindings(before, after *State) {
