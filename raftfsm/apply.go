@@ -164,7 +164,7 @@ func (t *tx) admit(c Admit) *Rejection {
 		return r
 	}
 	if n, taken := t.NodeNamed(c.Node.Name); taken && n.ID != c.Node.ID {
-		return reject("node-name-taken", "", fmt.Sprintf("a node named %q is a member already", c.Node.Name), "choose another name with --name, or remove that one first: meshd node rm "+c.Node.Name)
+		return reject("node-name-taken", "", fmt.Sprintf("a node named %q is a member already", c.Node.Name), "choose another with --name, or remove that one first: meshd node rm "+c.Node.Name)
 	}
 	if old, again := t.Nodes[c.Node.ID]; again {
 		old.Address, old.Route, old.Level = c.Node.Address, c.Node.Route, c.Node.Level

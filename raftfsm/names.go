@@ -20,7 +20,7 @@ func CheckName(sort, name string) *Rejection {
 	if nameRule.MatchString(name) {
 		return nil
 	}
-	return reject("bad-name", "", fmt.Sprintf("%q cannot name a %s: a name is 1 to %d of a-z, 0-9 and -, and begins with a letter or a digit", clip(name), sort, MaxName), "write another name")
+	return reject("bad-name", "", fmt.Sprintf("%q is no %s name: one is 1 to %d of a-z, 0-9 and -, and begins with a letter or a digit", clip(name), sort, MaxName), "write another name")
 }
 
 // badAssignmentName refuses what cannot be the name of any assignment.
