@@ -246,6 +246,17 @@ func writeFile(dir *os.File, name string, data []byte) (err error) {
 	return nil
 }
 
+// WriteFile puts data, whole or not at all, into the file at path, mode 0600, in
+// a directory that only its owner can write. One process at a time writes there.
+func WriteFile(path string, data []byte) error {
+	dir, err := openDir(filepath.Dir(path))
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return writeFile(dir, filepath.Base(path), data)
+}
+
 func syncDir(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {

@@ -303,3 +303,12 @@ func nodeOf(cert *x509.Certificate, meshID string) (string, error) {
 	}
 	return id, nil
 }
+
+// Service is the server's side of a port that serves programs of the mesh's
+// users, such as the embedded buckets: the node shows its certificate, so that
+// the CA alone proves it, and whoever connects proves itself by a login.
+func (c *Credentials) Service() *tls.Config {
+	config := c.base()
+	config.ClientCAs = nil
+	return config
+}

@@ -34,11 +34,11 @@ func TestKillNineAndAdopt(t *testing.T) {
 	if st := b.reach("shop@a", Running); st.PID != pid || st.Fingerprint != "1" {
 		t.Errorf("before Set: %+v, want the process %d", st, pid)
 	}
-	b.Set([]Spec{spec})
+	b.Set([]Spec{spec}, nil)
 	// A check of the second meshd passes: it looks after the process.
 	checked := spec
 	checked.Health = &Health{Exec: []string{"/bin/true"}, Every: 10 * time.Millisecond}
-	b.Set([]Spec{checked})
+	b.Set([]Spec{checked}, nil)
 	if st := b.reach("shop@a", Healthy); st.PID != pid {
 		t.Errorf("adopted: %+v, want the process %d", st, pid)
 	}
@@ -47,7 +47,7 @@ func TestKillNineAndAdopt(t *testing.T) {
 	}
 	b.leave() // and a third, in the ordinary way
 	c := run(t, dir)
-	c.Set([]Spec{spec})
+	c.Set([]Spec{spec}, nil)
 	if st := c.reach("shop@a", Running); st.PID != pid {
 		t.Errorf("adopted again: %+v, want the process %d", st, pid)
 	}
@@ -98,7 +98,7 @@ func TestCrashAroundAStart(t *testing.T) {
 			if _, known := b.Status()["shop@a"]; c.running && !known {
 				t.Error("the process was not found")
 			}
-			b.Set([]Spec{spec})
+			b.Set([]Spec{spec}, nil)
 			st := b.reach("shop@a", Running)
 			until(t, "it has started", func() bool { return len(readInts(t, starts)) > 0 })
 			if got := readInts(t, starts); len(got) != 1 || got[0] != st.PID {
@@ -150,7 +150,7 @@ func TestReusedNumberIsNotTouched(t *testing.T) {
 				}
 			}
 			b := run(t, dir)
-			b.Set([]Spec{shell("shop@a", "exec sleep 1000")})
+			b.Set([]Spec{shell("shop@a", "exec sleep 1000")}, nil)
 			if now := b.reach("shop@a", Running); now.PID == st.pid {
 				t.Error("a stranger was adopted")
 			}
@@ -168,7 +168,7 @@ func TestReusedNumberIsNotTouched(t *testing.T) {
 func TestProcessesWithoutARecordAreEnded(t *testing.T) {
 	dir := newDir(t)
 	b := run(t, dir)
-	b.Set([]Spec{shell("lost@a", "exec sleep 1000"), shell("kept@a", "exec sleep 1000")})
+	b.Set([]Spec{shell("lost@a", "exec sleep 1000"), shell("kept@a", "exec sleep 1000")}, nil)
 	lost, kept := b.reach("lost@a", Running).PID, b.reach("kept@a", Running).PID
 	b.leave()
 	for _, name := range []string{"lost@a", "kept@a"} {
@@ -177,7 +177,7 @@ func TestProcessesWithoutARecordAreEnded(t *testing.T) {
 		}
 	}
 	c := run(t, dir)
-	c.Set([]Spec{shell("kept@a", "exec sleep 1000")})
+	c.Set([]Spec{shell("kept@a", "exec sleep 1000")}, nil)
 	if st := c.reach("kept@a", Running); st.PID == kept || alive(kept) {
 		t.Errorf("beside the process without a record (%d) another was started: %+v", kept, st)
 	}
@@ -249,7 +249,7 @@ func actAsProcess1() {
 	cfg.Log = slog.New(slog.NewTextHandler(os.Stderr, nil))
 	s, err := New(cfg)
 	must(err)
-	s.Set(p.Specs)
+	s.Set(p.Specs, nil)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error)
 	go func() { ended <- s.Run(ctx) }()

@@ -37,7 +37,7 @@ func TestLimits(t *testing.T) {
 	fat.Limits = Limits{Memory: 16 << 20}
 	forks := shell("forks@a", "for i in 1 2 3 4 5 6 7 8 9 10; do sleep 1000 & done; wait")
 	forks.Limits = Limits{PIDs: 5}
-	b.Set([]Spec{limited, fat, forks})
+	b.Set([]Spec{limited, fat, forks}, nil)
 
 	b.reach("limited@a", Running)
 	group := "/" + groupPrefix + b.instance + "/limited@a"
@@ -76,7 +76,7 @@ func TestLimitThatCannotBeSet(t *testing.T) {
 	b.limits = cgroups{group: "x"} // as on a machine without control groups
 	spec := shell("shop@a", "exec sleep 1000")
 	spec.Limits = Limits{PIDs: 5}
-	b.Set([]Spec{spec, shell("free@a", "exec sleep 1000")})
+	b.Set([]Spec{spec, shell("free@a", "exec sleep 1000")}, nil)
 	st := b.reach("shop@a", BackingOff)
 	if st.Class != LimitRefused || !strings.Contains(st.Exit, "limit pids to 5") || !strings.Contains(st.Exit, "Delegate=yes") {
 		t.Errorf("status %+v", st)

@@ -302,7 +302,7 @@ func actAsMeshd() {
 	if err != nil {
 		panic(err)
 	}
-	s.Set(p.Specs)
+	s.Set(p.Specs, nil)
 	go func() {
 		for range changed {
 			b, err := json.Marshal(s.Status())

@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -49,36 +48,37 @@ func collapses(t *testing.T, dir string) bool {
 }
 
 func rotateUnderWriter(t *testing.T, dir string, exact bool) {
-	const lines, rotations = 100_000, 6
-	l := newLogs(dir, 1, rotations+1)
+	const rotations = 5
+	l := newLogs(dir, 64<<10, 10*rotations)
 	out, err := l.open("x")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer out.Close()
-	reached := make(chan struct{}, rotations)
-	var writer sync.WaitGroup
-	writer.Go(func() {
-		for i := range lines {
-			fmt.Fprintf(out, "line %d\n", i)
-			if i%(lines/(rotations+1)) == 1000 {
-				select {
-				case reached <- struct{}{}:
-				default:
-				}
+	enough := make(chan struct{})
+	written := make(chan int)
+	go func() {
+		for i := 0; ; i++ {
+			select {
+			case <-enough:
+				written <- i
+				return
+			default:
+				fmt.Fprintf(out, "line %d\n", i)
 			}
 		}
-	})
-	for range rotations {
-		<-reached
+	}()
+	until(t, "rotations under the writer", func() bool {
 		if err := l.rotateIfFull("x"); err != nil {
-			t.Fatal(err)
+			t.Error(err)
 		}
-	}
-	writer.Wait()
+		return l.rotations["x"] >= rotations
+	})
+	close(enough)
+	lines := <-written
 
 	var all []byte
-	for age := rotations; age >= 0; age-- {
+	for age := l.rotations["x"]; age >= 0; age-- {
 		b, err := os.ReadFile(l.path("x", age))
 		if err != nil {
 			t.Fatal(err)
@@ -111,7 +111,7 @@ func rotateUnderWriter(t *testing.T, dir string, exact bool) {
 
 func TestRotationKeepsSoMany(t *testing.T) {
 	b := run(t, newDir(t), func(c *Config) { c.LogBytes, c.LogKeep = 4<<10, 1 })
-	b.Set([]Spec{shell("loud@a", `i=0; while :; do i=$((i+1)); echo "this is the line with the number $i"; [ $((i % 200)) = 0 ] && sleep 0.02; done`)})
+	b.Set([]Spec{shell("loud@a", `i=0; while :; do i=$((i+1)); echo "this is the line with the number $i"; [ $((i % 200)) = 0 ] && sleep 0.02; done`)}, nil)
 	rotated := func() int {
 		b.logs.mu.RLock()
 		defer b.logs.mu.RUnlock()

@@ -142,7 +142,8 @@ type Supervisor struct {
 // wish is what Set asked for one name. err is the rule that spec breaks.
 type wish struct {
 	spec Spec
-	err  error
+	err  error // why spec is refused
+	keep bool  // spec is not known yet: what runs goes on, and nothing is started
 }
 
 // New prepares a Supervisor. It starts nothing.
@@ -235,10 +236,12 @@ func (s *Supervisor) launch(name string, c *child) {
 }
 
 // Set replaces the desired set: what is absent from it is stopped, what has
-// another Fingerprint than the running process is restarted. A spec that breaks
+// another Fingerprint than the running process is restarted. A name in keep is
+// left as it is, running or not: what it should be is not known yet, as after a
+// restart of meshd until everything has been read again. A spec that breaks
 // a rule is refused by itself (see Status); a process of that name which runs is
 // then left as it is.
-func (s *Supervisor) Set(specs []Spec) {
+func (s *Supervisor) Set(specs []Spec, keep []string) {
 	wishes := make(map[string]wish, len(specs))
 	for _, spec := range specs {
 		spec = spec.clone()
@@ -246,12 +249,17 @@ func (s *Supervisor) Set(specs []Spec) {
 		if _, twice := wishes[spec.Name]; twice {
 			err = fmt.Errorf("the name %q is given twice; names are unique on a machine", spec.Name)
 		}
-		wishes[spec.Name] = wish{spec.withDefaults(), err}
+		wishes[spec.Name] = wish{spec: spec.withDefaults(), err: err}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.leaving {
 		return
+	}
+	for _, name := range keep {
+		if _, set := wishes[name]; !set {
+			wishes[name] = wish{keep: true}
+		}
 	}
 	s.wishes, s.told = wishes, true
 	s.wake()

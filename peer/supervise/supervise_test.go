@@ -22,7 +22,7 @@ func TestSetStartsRestartsAndStops(t *testing.T) {
 	var changes atomic.Int32
 	b := run(t, newDir(t), func(c *Config) { c.Changed = func() { changes.Add(1) } })
 	spec := shell("shop@a", "exec sleep 1000")
-	b.Set([]Spec{spec})
+	b.Set([]Spec{spec}, nil)
 	first := b.reach("shop@a", Running)
 	if first.PID == 0 || first.Started.IsZero() || first.Fingerprint != "1" || first.Restarts != 0 {
 		t.Errorf("status of a running process: %+v", first)
@@ -31,14 +31,14 @@ func TestSetStartsRestartsAndStops(t *testing.T) {
 		t.Errorf("the process has no session and group of its own: %+v, %v", st, err)
 	}
 
-	b.Set([]Spec{spec, shell("other@a", "exec sleep 1000")})
+	b.Set([]Spec{spec, shell("other@a", "exec sleep 1000")}, nil)
 	b.reach("other@a", Running)
 	if now := b.Status()["shop@a"]; now.PID != first.PID {
 		t.Errorf("the same fingerprint restarted the process: %+v", now)
 	}
 
 	spec.Fingerprint = "2"
-	b.Set([]Spec{spec})
+	b.Set([]Spec{spec}, nil)
 	until(t, "the new fingerprint runs", func() bool {
 		st := b.Status()["shop@a"]
 		return st.State == Running && st.Fingerprint == "2"
@@ -73,7 +73,7 @@ func TestSetStartsRestartsAndStops(t *testing.T) {
 	if left, _ := os.ReadDir(filepath.Join(b.dir, "records")); len(left) != 0 {
 		t.Errorf("StopAll left records: %v", left)
 	}
-	b.Set([]Spec{spec})
+	b.Set([]Spec{spec}, nil)
 	if got := b.Status(); len(got) != 0 {
 		t.Errorf("Set after StopAll: %v", got)
 	}
@@ -87,7 +87,7 @@ func TestChildGetsNothingOfOurs(t *testing.T) {
 	b := run(t, newDir(t))
 	spec := shell("env@a", `env; echo arg "$0"; tr '\0' '\n' </proc/$$/cmdline; ls -l /proc/self/fd; read x || echo no input; exec sleep 1000`)
 	spec.Env = []string{"KEY=some-secret", "HOME=/elsewhere"}
-	b.Set([]Spec{spec})
+	b.Set([]Spec{spec}, nil)
 	b.reach("env@a", Running)
 	var out string
 	until(t, "the child has looked around", func() bool {
@@ -123,11 +123,11 @@ func TestStubbornGroupIsKilled(t *testing.T) {
 	// One grandchild in the group, one in a session of its own; all deaf.
 	spec := shell("deaf@a", `trap "" TERM; sleep 1000 & echo $! >>`+pids+`; setsid sh -c 'echo $$ >>`+pids+`; exec sleep 1000' & echo $$ >>`+pids+`; wait; sleep 1000`)
 	spec.StopTimeout = 100 * time.Millisecond
-	b.Set([]Spec{spec, shell("calm@a", "exec sleep 1000")})
+	b.Set([]Spec{spec, shell("calm@a", "exec sleep 1000")}, nil)
 	until(t, "all have started", func() bool { return len(readInts(t, pids)) == 3 })
 	b.reach("calm@a", Running)
 	began := time.Now()
-	b.Set([]Spec{shell("calm@a", "exec sleep 1000")})
+	b.Set([]Spec{shell("calm@a", "exec sleep 1000")}, nil)
 	b.reach("deaf@a", Stopping)
 	until(t, "stopped", func() bool { _, there := b.Status()["deaf@a"]; return !there })
 	if took := time.Since(began); took < spec.StopTimeout {
@@ -146,9 +146,9 @@ func TestOneThatHangsHoldsUpNoOther(t *testing.T) {
 	pids := filepath.Join(b.dir, "pids")
 	deaf := shell("deaf@a", `trap "" TERM; echo $$ >>`+pids+`; while :; do sleep 1; done`)
 	deaf.StopTimeout = time.Hour
-	b.Set([]Spec{deaf})
+	b.Set([]Spec{deaf}, nil)
 	until(t, "deaf", func() bool { return len(readInts(t, pids)) == 1 })
-	b.Set([]Spec{shell("new@a", "exec sleep 1000")})
+	b.Set([]Spec{shell("new@a", "exec sleep 1000")}, nil)
 	b.reach("new@a", Running)
 	b.reach("deaf@a", Stopping)
 
@@ -162,7 +162,7 @@ func TestOneThatHangsHoldsUpNoOther(t *testing.T) {
 func TestLeftoversEndWithTheirLeader(t *testing.T) {
 	b := run(t, newDir(t))
 	pids := filepath.Join(b.dir, "pids")
-	b.Set([]Spec{shell("fork@a", `sleep 1000 & echo $! >>`+pids)})
+	b.Set([]Spec{shell("fork@a", `sleep 1000 & echo $! >>`+pids)}, nil)
 	until(t, "several starts", func() bool { return len(readInts(t, pids)) >= 3 })
 	all := readInts(t, pids)
 	for _, pid := range all[:len(all)-1] {
@@ -175,7 +175,7 @@ func TestLeftoversEndWithTheirLeader(t *testing.T) {
 func TestBackoffIsVisibleAndHeals(t *testing.T) {
 	b := run(t, newDir(t), func(c *Config) { c.BackoffMax = 40 * time.Millisecond })
 	mended := filepath.Join(b.dir, "mended")
-	b.Set([]Spec{shell("flap@a", `[ -e `+mended+` ] || exit 3; exec sleep 1000`)})
+	b.Set([]Spec{shell("flap@a", `[ -e `+mended+` ] || exit 3; exec sleep 1000`)}, nil)
 	st := b.reach("flap@a", BackingOff)
 	if st.Class != Exited || st.Exit != "exited with status 3" || st.NextTry.IsZero() || st.PID != 0 || st.Fingerprint != "" {
 		t.Errorf("backing off: %+v", st)
@@ -214,7 +214,7 @@ func TestBackoffGrowsAndResets(t *testing.T) {
 	b := run(t, newDir(t), func(c *Config) {
 		c.BackoffMin, c.BackoffMax, c.BackoffReset = 10*time.Millisecond, time.Hour, 50*time.Millisecond
 	})
-	b.Set([]Spec{shell("long@a", "sleep 0.1; exit 1")}) // runs well for longer than the reset
+	b.Set([]Spec{shell("long@a", "sleep 0.1; exit 1")}, nil) // runs well for longer than the reset
 	until(t, "ten restarts, which take 10 s if the waits double", func() bool { return b.Status()["long@a"].Restarts >= 10 })
 	b.mu.Lock()
 	wait := time.Until(b.workers["long@a"].status.NextTry)
@@ -262,7 +262,7 @@ func TestCannotStart(t *testing.T) {
 	for _, c := range cases {
 		all = append(all, c.spec)
 	}
-	b.Set(all)
+	b.Set(all, nil)
 	for _, c := range cases {
 		st := b.reach(c.spec.Name, c.state)
 		if st.Class != c.class || !strings.Contains(st.Exit, c.text) {
@@ -285,18 +285,18 @@ func TestCannotStart(t *testing.T) {
 func TestRefusedSpecLeavesWhatRuns(t *testing.T) {
 	b := run(t, newDir(t))
 	good := shell("shop@a", "exec sleep 1000")
-	b.Set([]Spec{good})
+	b.Set([]Spec{good}, nil)
 	pid := b.reach("shop@a", Running).PID
 	bad := good
 	bad.Fingerprint, bad.Dir = "2", "relative"
-	b.Set([]Spec{bad})
+	b.Set([]Spec{bad}, nil)
 	until(t, "refusal is shown", func() bool { return b.Status()["shop@a"].Class == SpecRefused })
 	if st := b.Status()["shop@a"]; st.PID != pid || st.State != Running || st.Fingerprint != "1" {
 		t.Errorf("after a refused spec: %+v", st)
 	}
-	b.Set([]Spec{good, good})
+	b.Set([]Spec{good, good}, nil)
 	until(t, "twice is refused", func() bool { return strings.Contains(b.Status()["shop@a"].Exit, "given twice") })
-	b.Set([]Spec{good})
+	b.Set([]Spec{good}, nil)
 	until(t, "refusal is over", func() bool { return b.Status()["shop@a"].Class == "" })
 }
 
@@ -340,7 +340,7 @@ func TestHealth(t *testing.T) {
 			h := c.health
 			h.Every, h.Fails, h.Grace = 10*time.Millisecond, 2, 20*time.Millisecond
 			spec.Health = &h
-			b.Set([]Spec{spec})
+			b.Set([]Spec{spec}, nil)
 			st := b.reach(c.name, Unhealthy)
 			if !strings.Contains(st.Health, c.text) || strings.Contains(st.Health, "hidden") {
 				t.Errorf("health text %q", st.Health)
@@ -359,7 +359,7 @@ func TestHealth(t *testing.T) {
 				t.Errorf("an unhealthy process was restarted: %+v", st)
 			}
 			spec.Health = nil // the same fingerprint: no restart
-			b.Set([]Spec{spec})
+			b.Set([]Spec{spec}, nil)
 			if st := b.reach(c.name, Running); st.PID != pid {
 				t.Errorf("a changed check restarted the process: %+v", st)
 			}
@@ -378,7 +378,7 @@ func TestHealthTimeoutAndGrace(t *testing.T) {
 	slow.Health = &Health{HTTP: "http://" + silent.Addr().String(), Timeout: 30 * time.Millisecond, Every: 10 * time.Millisecond, Grace: time.Millisecond}
 	patient := shell("patient", "exec sleep 1000")
 	patient.Health = &Health{Exec: []string{"/bin/sh", "-c", "sleep 1000"}, Timeout: 20 * time.Millisecond, Every: time.Millisecond, Fails: 1, Grace: time.Hour}
-	b.Set([]Spec{slow, patient})
+	b.Set([]Spec{slow, patient}, nil)
 	if st := b.reach("slow", Unhealthy); st.Health != "no answer within 30ms" {
 		t.Errorf("health text %q", st.Health)
 	}
@@ -390,7 +390,7 @@ func TestHealthTimeoutAndGrace(t *testing.T) {
 
 func TestSignal(t *testing.T) {
 	b := run(t, newDir(t))
-	b.Set([]Spec{shell("hup@a", `trap "echo reloaded" HUP; echo ready; while :; do sleep 0.05; done`)})
+	b.Set([]Spec{shell("hup@a", `trap "echo reloaded" HUP; echo ready; while :; do sleep 0.05; done`)}, nil)
 	has := func(text string) func() bool {
 		return func() bool {
 			out, err := b.Logs("hup@a", 10)
@@ -417,7 +417,7 @@ func TestOtherUser(t *testing.T) {
 	spec := shell("who@a", `echo "$(id -u) $(id -g) [$(id -G)] $HOME $USER"; exec sleep 1000`)
 	spec.User = "nobody"
 	spec.Health = &Health{Exec: []string{"/bin/sh", "-c", "test $(id -u) = " + nobody.Uid}}
-	b.Set([]Spec{spec})
+	b.Set([]Spec{spec}, nil)
 	b.reach("who@a", Healthy)
 	want := fmt.Sprintf("%s %s [%s] %s nobody\n", nobody.Uid, nobody.Gid, nobody.Gid, nobody.HomeDir)
 	until(t, "it says who it is", func() bool {

@@ -63,7 +63,7 @@ func (w *worker) order() order {
 // ends says whether a running process must not go on.
 func (o order) ends(c *child) bool {
 	switch {
-	case !o.told:
+	case !o.told || o.keep:
 		return false
 	case !o.wanted || o.restart:
 		return true
@@ -82,7 +82,7 @@ func (w *worker) run(ctx context.Context) {
 			w.bury(ctx, true)
 		case w.child != nil:
 			w.watch(ctx, o)
-		case !o.told:
+		case !o.told, o.keep:
 			w.pause(ctx, 0)
 		case !o.wanted:
 			if w.clear(ctx) && w.retire() {
@@ -313,7 +313,7 @@ func (w *worker) watch(ctx context.Context, o order) {
 
 // follow makes the check of a running process the one that is wished for.
 func (w *worker) follow(o order) {
-	if !o.told || o.err != nil {
+	if !o.told || o.keep || o.err != nil {
 		w.show(o)
 		return
 	}

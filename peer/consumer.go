@@ -1,0 +1,287 @@
+package peer
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"sync"
+
+	"meshd/peer/supervise"
+	"meshd/provision"
+	"meshd/raftfsm"
+)
+
+// consumer is one assignment on this node: what it is given, and the process
+// that is started with it.
+type consumer struct {
+	n       *Peer
+	name    string
+	deliver *worker            // writes files
+	checks  map[string]*worker // by requirement: one that hangs holds up no other
+
+	mu      sync.Mutex
+	checked map[string]uint64 // requirement -> generation whose delivered bytes logged in from here
+	handed  bool              // everything was delivered once since this node started
+	spec    *supervise.Spec   // with handed: nil where the mesh starts no process
+}
+
+func (n *Peer) newConsumer(name string) *consumer {
+	return &consumer{n: n, name: name, deliver: n.newWorker(), checks: map[string]*worker{}, checked: map[string]uint64{}}
+}
+
+// set gives the workers what is to be done for the assignment as it is now.
+func (c *consumer) set(run raftfsm.RunSpec, needs []need) {
+	for req, w := range c.checks {
+		if _, still := run.Module.Requires[req]; !still {
+			w.set(nil)
+			delete(c.checks, req)
+		}
+	}
+	all := ready(needs)
+	for _, need := range needs {
+		w := c.checks[need.Requirement]
+		if w == nil {
+			w = c.n.newWorker()
+			c.checks[need.Requirement] = w
+		}
+		w.set(c.checkTasks(need))
+		all = all && c.hasChecked(need)
+	}
+	if !all {
+		return // what runs goes on with what it has
+	}
+	key := fmt.Sprintf("%s %s %s", verbDeliver, c.name, digest(run, needs))
+	c.deliver.set([]task{{
+		key:  key,
+		do:   func(context.Context) error { return c.hand(run, needs) },
+		note: func(step, class string) { c.noteAll(needs, step, class) },
+	}})
+}
+
+func (c *consumer) close() {
+	c.deliver.set(nil)
+	for _, w := range c.checks {
+		w.set(nil)
+	}
+}
+
+func (c *consumer) noteAll(needs []need, step, class string) {
+	for _, n := range needs {
+		c.n.observed.trouble(raftfsm.TroubleReport{Binding: n.Binding, Side: raftfsm.SideConsumer}, step, class)
+	}
+}
+
+// hasChecked reports whether a login with the need's bytes worked from here. A
+// credential that is delivered by the log's word was checked before a restart.
+func (c *consumer) hasChecked(n need) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return n.Credential.Delivered || c.checked[n.Requirement] == n.Credential.Generation
+}
+
+func (c *consumer) checkTasks(n need) []task {
+	if n.Credential == nil || c.hasChecked(n) {
+		return nil
+	}
+	about := raftfsm.TroubleReport{Binding: n.Binding, Side: raftfsm.SideConsumer}
+	return []task{{
+		key: fmt.Sprintf("%s %s %d", verbCheck, n.Binding, n.Credential.Generation),
+		do: func(ctx context.Context) error {
+			kind := c.n.cfg.Kinds.Find(n.Kind)
+			if kind == nil {
+				return unknownKind(n.Kind)
+			}
+			fields, err := c.fields(kind, n)
+			if err != nil {
+				return err
+			}
+			if err := kind.Check(ctx, fields); err != nil {
+				return err
+			}
+			c.mu.Lock()
+			c.checked[n.Requirement] = n.Credential.Generation
+			c.mu.Unlock()
+			return nil
+		},
+		note: func(step, class string) { c.n.observed.trouble(about, step, class) },
+	}}
+}
+
+func unknownKind(kind string) error {
+	return &provision.Error{Step: "find kind", Class: provision.BadConfig, Err: fmt.Errorf("this build knows no kind %q; run the same meshd on every node", kind)}
+}
+
+// fields are the bytes that the need delivers.
+func (c *consumer) fields(kind provision.Kind, n need) (map[string]string, error) {
+	login, err := c.n.login(*n.Credential)
+	if err != nil {
+		return nil, err
+	}
+	res := provision.Resource{ID: n.ResourceID, Name: n.Resource.Name}
+	fields := kind.Fields(provision.Address(n.Credential.Address), res, login)
+	fields["provider"] = n.Provider
+	return fields, nil
+}
+
+// BusBinding is the directory beside an assignment's bindings that holds its
+// key for the bus. No requirement can take its name: that has no dot.
+const BusBinding = "meshd.bus"
+
+// hand writes the binding directories and makes the spec of the process. It is
+// done again whenever anything of it changes.
+func (c *consumer) hand(run raftfsm.RunSpec, needs []need) error {
+	data := map[string]map[string]string{"node": c.n.nodeFields()}
+	files := map[string]map[string][]byte{}
+	for _, n := range needs {
+		kind := c.n.cfg.Kinds.Find(n.Kind)
+		if kind == nil {
+			return unknownKind(n.Kind)
+		}
+		fields, err := c.fields(kind, n)
+		if err != nil {
+			return err
+		}
+		data[n.Requirement] = fields
+		files[n.Requirement] = bytesOf(fields)
+	}
+	bus, err := c.n.busFields(c.name)
+	if err != nil {
+		return &provision.Error{Step: "make bus key", Class: provision.Internal, Err: err}
+	}
+	files[BusBinding] = bytesOf(bus)
+	owner, err := supervise.LookupUser(run.Module.Run.User)
+	if err != nil {
+		return &provision.Error{Step: "find user", Class: provision.BadConfig, Err: err}
+	}
+	dir, _, err := supervise.Deliver(c.n.cfg.BindingRoot, c.name, files, owner)
+	if err != nil {
+		return &provision.Error{Step: "write binding files", Class: provision.Internal, Err: err}
+	}
+	spec, err := c.process(run, data, dir)
+	if err != nil {
+		return &provision.Error{Step: "render environment", Class: provision.BadConfig, Err: err}
+	}
+	c.mu.Lock()
+	c.spec, c.handed = spec, true
+	c.mu.Unlock()
+	for _, n := range needs {
+		if !n.Credential.Delivered {
+			c.n.mark(n.Binding, n.ResourceID, n.Credential.Generation, raftfsm.FactDelivered)
+		}
+	}
+	return nil
+}
+
+func bytesOf(fields map[string]string) map[string][]byte {
+	out := map[string][]byte{}
+	for k, v := range fields {
+		out[k] = []byte(v)
+	}
+	return out
+}
+
+// process is the spec of the assignment's process, or nil where the mesh starts
+// none. Its fingerprint covers what a restart is needed for: the command, the
+// environment, and the files, unless the module asked not to be restarted for
+// those.
+func (c *consumer) process(run raftfsm.RunSpec, data map[string]map[string]string, dir string) (*supervise.Spec, error) {
+	m := run.Module
+	if m.Run.External() {
+		return nil, nil
+	}
+	env := map[string]string{
+		"SERVICE_BINDING_ROOT": dir,
+		"MESHD_NODE":           c.n.cfg.Self.Name,
+		"MESHD_ASSIGNMENT":     c.name,
+		"MESHD_BUS":            dir + "/" + BusBinding,
+	}
+	for _, key := range sortedKeys(m.Env) {
+		value, err := c.n.cfg.Render(m.Env[key], data)
+		if err != nil {
+			return nil, fmt.Errorf("env %s of %s: %w", key, c.name, err)
+		}
+		env[key] = value
+	}
+	spec := &supervise.Spec{
+		Name: c.name, Exec: m.Run.Exec, Dir: m.Run.Dir, User: m.Run.User, StopTimeout: m.StopGrace,
+	}
+	for _, key := range sortedKeys(env) {
+		spec.Env = append(spec.Env, key+"="+env[key])
+	}
+	if h := m.Health; h != nil {
+		spec.Health = &supervise.Health{HTTP: h.HTTP, TCP: h.TCP, Exec: h.Exec, Every: h.Every, Timeout: h.Timeout, Grace: h.Grace, Fails: h.Fails}
+	}
+	if l := m.Limits; l != nil {
+		spec.Limits = supervise.Limits{Memory: l.Memory, CPU: l.CPU, PIDs: l.PIDs}
+	}
+	files := data
+	if m.OnRotate != "" && m.OnRotate != "restart" {
+		files = nil
+	}
+	sum, err := json.Marshal([]any{spec.Exec, spec.Dir, spec.User, spec.Env, spec.Limits, files})
+	if err != nil {
+		return nil, err
+	}
+	spec.Fingerprint = hash(sum)
+	return spec, nil
+}
+
+func hash(b []byte) string {
+	sum := sha256.Sum256(b)
+	return hex.EncodeToString(sum[:8])
+}
+
+// digest tells one delivery from the next.
+func digest(run raftfsm.RunSpec, needs []need) string {
+	type part struct {
+		Binding    string
+		Generation uint64
+		Address    raftfsm.Address
+	}
+	var parts []part
+	for _, n := range needs {
+		parts = append(parts, part{n.Binding, n.Credential.Generation, n.Credential.Address})
+	}
+	b, err := json.Marshal([]any{run.Module, parts})
+	if err != nil {
+		return "" // plain data: it cannot fail
+	}
+	return hash(b)
+}
+
+// running is the process to supervise, if the mesh starts one, and whether that
+// is known yet.
+func (c *consumer) running() (spec *supervise.Spec, known bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.spec, c.handed
+}
+
+// noteProcesses compares what the supervisor says with what the log holds: the
+// state of each process, and the health of those that are proven by it.
+func (n *Peer) noteProcesses(s *raftfsm.State, runs []raftfsm.RunSpec) {
+	status := n.cfg.Processes.Status()
+	n.observed.note(func(o *sightings) {
+		for _, run := range runs {
+			st, ok := status[run.Assignment]
+			if !ok || st.State == supervise.Starting || st.State == supervise.Stopping || st.State == supervise.Stopped {
+				continue // passes by itself: not worth an entry
+			}
+			o.processes[run.Assignment] = raftfsm.ProcessReport{Assignment: run.Assignment, State: string(st.State), Class: st.Class}
+			spec, _ := n.consumers[run.Assignment].running()
+			if st.State != supervise.Healthy || spec == nil || spec.Fingerprint != st.Fingerprint {
+				continue // healthy with what it was given before
+			}
+			for _, id := range run.Bindings {
+				b := s.Bindings[id]
+				for _, c := range b.Credentials {
+					if b.Proof == raftfsm.ProofHealth && c.Delivered && !c.Healthy {
+						o.marks[raftfsm.Mark{Binding: id, Resource: b.Resource, Generation: c.Generation, Fact: raftfsm.FactHealthy}] = true
+					}
+				}
+			}
+		}
+	})
+}

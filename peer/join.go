@@ -1,0 +1,316 @@
+package peer
+
+import (
+	"context"
+	"crypto/ed25519"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"time"
+
+	"meshd/peer/identity"
+	"meshd/raftfsm"
+)
+
+const pathJoin = "/join"
+
+// SecretsSetting is the local setting that holds the mesh's own keys, sealed to
+// this node.
+const SecretsSetting = "secrets"
+
+// Secrets are the mesh's own keys. Every member has them, sealed to it in the
+// log: no node is special, and any of them admits the next.
+type Secrets struct {
+	CAKey  []byte // PEM
+	Gossip []byte // 32 bytes: gossip packets are AES-256
+}
+
+// Seal seals the keys to one node.
+func (s Secrets) Seal(recipient string) (string, error) {
+	b, err := json.Marshal(s)
+	if err != nil {
+		return "", err
+	}
+	return identity.Seal(b, recipient)
+}
+
+// OpenSecrets opens what Seal made.
+func OpenSecrets(keys *identity.Keys, sealed string) (Secrets, error) {
+	var s Secrets
+	b, err := keys.Open(sealed)
+	if err != nil {
+		return s, fmt.Errorf("open the mesh's keys: %w", err)
+	}
+	return s, json.Unmarshal(b, &s)
+}
+
+// JoinRequest is what a machine with a token says of itself. The stream is
+// authenticated by the token's CA fingerprint, and carries the token's secret.
+type JoinRequest struct {
+	Secret    []byte // of the token
+	Name      string
+	Key       ed25519.PublicKey
+	Recipient string
+	Address   string // host:port of its mesh port, as others reach it
+	Route     string // host:port of its bus routes
+	Hosts     []string
+	Level     int
+}
+
+// JoinReply makes a machine a member.
+type JoinReply struct {
+	Mesh    string
+	Cert    string // PEM, for the request's key
+	CA      string // PEM
+	Secrets string // sealed to the request's recipient
+	Nodes   map[string]raftfsm.Node
+}
+
+// joinWithin is how long a join may take: a blocked port must be named by then.
+const joinWithin = 9 * time.Second
+
+func (n *Peer) serveJoin(w http.ResponseWriter, r *http.Request) {
+	ctx, cancel := context.WithTimeout(r.Context(), joinWithin)
+	defer cancel()
+	var req JoinRequest
+	if err := decodeBody(r.Body, &req); err != nil {
+		respond(w, http.StatusBadRequest, raftfsm.Rejection{Code: "bad-request", Text: err.Error()})
+		return
+	}
+	reply, err := n.admit(ctx, req)
+	var refused *raftfsm.Rejection
+	switch {
+	case err == nil:
+		respond(w, http.StatusOK, reply)
+	case errors.As(err, &refused):
+		respond(w, http.StatusForbidden, refused)
+	default:
+		respond(w, http.StatusServiceUnavailable, raftfsm.Rejection{Code: "unavailable", Text: err.Error(), Remedy: "try again, or use the address of another member"})
+	}
+}
+
+func (n *Peer) admit(ctx context.Context, req JoinRequest) (JoinReply, error) {
+	if len(req.Key) != ed25519.PublicKeySize || len(req.Secret) == 0 {
+		return JoinReply{}, &raftfsm.Rejection{Code: "bad-request", Text: "the request names no key or no token", Remedy: "join with the same version of meshd"}
+	}
+	var token identity.Token
+	copy(token.Secret[:], req.Secret)
+	hash := token.Hash()
+	node := raftfsm.Node{
+		ID: identity.NodeID(req.Key), Name: req.Name, Address: req.Address, Route: req.Route,
+		Pin: identity.Pin(req.Key), Recipient: req.Recipient, Level: req.Level, Joined: time.Now().UTC(),
+	}
+	if r := n.tokenIsGood(hash, node.ID); r != nil {
+		return JoinReply{}, r
+	}
+	if err := reachable(ctx, req); err != nil {
+		return JoinReply{}, &raftfsm.Rejection{Code: "unreachable", Text: err.Error(), Remedy: "open the port, or give the address that others reach with --advertise"}
+	}
+	secrets, ca, err := n.authority()
+	if err != nil {
+		return JoinReply{}, err
+	}
+	cert, err := ca.Sign(req.Key, node.ID, node.Name, req.Hosts, time.Now())
+	if err != nil {
+		return JoinReply{}, &raftfsm.Rejection{Code: "bad-request", Text: err.Error()}
+	}
+	if node.Secrets, err = secrets.Seal(req.Recipient); err != nil {
+		return JoinReply{}, &raftfsm.Rejection{Code: "bad-request", Text: err.Error()}
+	}
+	result, err := n.Propose(ctx, Meshd, raftfsm.Admit{Token: hash, Node: node})
+	if err != nil {
+		return JoinReply{}, err
+	}
+	if result.Rejection != nil {
+		return JoinReply{}, result.Rejection
+	}
+	reply := JoinReply{Mesh: ca.MeshID(), Cert: string(cert), CA: string(ca.CertPEM()), Secrets: node.Secrets, Nodes: map[string]raftfsm.Node{}}
+	n.store.view(func(s *raftfsm.State) {
+		for id, m := range s.Nodes {
+			m.Secrets = ""
+			reply.Nodes[id] = m
+		}
+	})
+	return reply, nil
+}
+
+// tokenIsGood says early, and with this node's clock, what Apply would say
+// without one.
+func (n *Peer) tokenIsGood(hash, node string) (refused *raftfsm.Rejection) {
+	n.store.view(func(s *raftfsm.State) {
+		t, known := s.Tokens[hash]
+		switch {
+		case !known:
+			refused = &raftfsm.Rejection{Code: "token-foreign", Text: "the join token is not one of this mesh, or it is too old to be remembered", Remedy: "make one with meshd token on a member"}
+		case t.Used != "" && t.Used != node:
+			refused = &raftfsm.Rejection{Code: "token-used", Text: fmt.Sprintf("the join token was used by node %s", s.NodeName(t.Used)), Remedy: "a token admits one node: make another with meshd token"}
+		case t.Used == "" && time.Now().After(t.Expires):
+			refused = &raftfsm.Rejection{Code: "token-expired", Text: "the join token expired at " + t.Expires.UTC().Format(time.RFC3339), Remedy: "make another with meshd token"}
+		}
+	})
+	return refused
+}
+
+// authority opens the mesh's own keys.
+func (n *Peer) authority() (Secrets, *identity.CA, error) {
+	var sealed, cert string
+	n.store.view(func(s *raftfsm.State) { sealed, cert = s.Nodes[n.id()].Secrets, s.Mesh.CACert })
+	secrets, err := OpenSecrets(n.cfg.Keys, sealed)
+	if err != nil {
+		return secrets, nil, err
+	}
+	ca, err := identity.LoadCA([]byte(cert), secrets.CAKey)
+	return secrets, ca, err
+}
+
+// Token makes a join token that is good for so long.
+func (n *Peer) Token(ctx context.Context, actor string, ttl time.Duration) (string, error) {
+	var mesh, cert string
+	var addresses []string
+	n.store.view(func(s *raftfsm.State) {
+		mesh, cert = s.Mesh.ID, s.Mesh.CACert
+		addresses = append(addresses, n.cfg.Self.Address)
+		for _, id := range sortedKeys(s.Nodes) {
+			if id != n.id() && len(addresses) < 5 { // five that answer are enough; a token should fit a line
+				addresses = append(addresses, s.Nodes[id].Address)
+			}
+		}
+	})
+	fingerprint, err := identity.CAFingerprint([]byte(cert))
+	if err != nil {
+		return "", fmt.Errorf("make join token: this node has no mesh yet: %w", err)
+	}
+	token, err := identity.NewToken(mesh, fingerprint, addresses, time.Now().Add(ttl))
+	if err != nil {
+		return "", err
+	}
+	result, err := n.Propose(ctx, actor, raftfsm.AddToken{Hash: token.Hash(), Expires: token.Expires})
+	if err != nil {
+		return "", err
+	}
+	if result.Rejection != nil {
+		return "", result.Rejection
+	}
+	return token.String(), nil
+}
+
+// RemoveNode expels a member, reachable or not, and gives the others new keys
+// for gossip.
+func (n *Peer) RemoveNode(ctx context.Context, actor, name string) error {
+	secrets, _, err := n.authority()
+	if err != nil {
+		return err
+	}
+	secrets.Gossip = make([]byte, 32)
+	rand.Read(secrets.Gossip)
+	c := raftfsm.RemoveNode{Secrets: map[string]string{}}
+	n.store.view(func(s *raftfsm.State) {
+		m, _ := s.NodeNamed(name)
+		if c.ID = m.ID; c.ID == "" {
+			c.ID = name
+		}
+		for id, m := range s.Nodes {
+			if id != c.ID && err == nil {
+				c.Secrets[id], err = secrets.Seal(m.Recipient)
+			}
+		}
+	})
+	if err != nil {
+		return err
+	}
+	if err := n.quorumWithout(c.ID); err != nil {
+		return err
+	}
+	result, err := n.Propose(ctx, actor, c)
+	if err == nil && result.Rejection != nil {
+		err = result.Rejection
+	}
+	return err
+}
+
+// quorumWithout refuses to remove a voter when the others that answer are no
+// majority of those that would be left.
+func (n *Peer) quorumWithout(id string) error {
+	servers, _ := n.raft.Servers()
+	voters, live, isVoter := 0, 0, false
+	for _, s := range servers {
+		switch {
+		case !s.Voter:
+		case s.ID == id:
+			isVoter = true
+		default:
+			voters++
+			if n.alive(s.ID) {
+				live++
+			}
+		}
+	}
+	if !isVoter || voters > 0 && live >= voters/2+1 {
+		return nil
+	}
+	if voters == 0 {
+		return &raftfsm.Rejection{Code: "last-voter", Text: "it is the only voter of the mesh", Remedy: "a mesh of one is ended by deleting its data directory; with more nodes wait until another has the vote"}
+	}
+	return &raftfsm.Rejection{
+		Code: "no-quorum", Text: fmt.Sprintf("without it %d voters would be left, of which %d answer, and a decision needs %d", voters, live, voters/2+1),
+		Remedy: "start one of the others first",
+	}
+}
+
+// dialTimeout bounds one reachability check.
+const dialTimeout = 2 * time.Second
+
+// reachable checks, from the member's side, both ports of the machine that wants
+// to join. It answers there with what only the holder of the token can know.
+func reachable(ctx context.Context, req JoinRequest) error {
+	for _, port := range []struct{ network, addr, what string }{
+		{"tcp", req.Address, "its mesh port"}, {"udp", req.Address, "its mesh port"}, {"tcp", req.Route, "its bus port"},
+	} {
+		if err := probe(ctx, port.network, port.addr, req.Secret); err != nil {
+			return fmt.Errorf("this member cannot reach %s %s at %s: %w", port.what, port.network, port.addr, err)
+		}
+	}
+	return nil
+}
+
+func probe(ctx context.Context, network, addr string, key []byte) error {
+	var nonce [16]byte
+	rand.Read(nonce[:])
+	var last error
+	for range 3 { // a packet may be lost
+		if last = probeOnce(ctx, network, addr, nonce[:], key); last == nil || network == "tcp" {
+			return last
+		}
+	}
+	return last
+}
+
+func probeOnce(ctx context.Context, network, addr string, nonce, key []byte) error {
+	conn, err := (&net.Dialer{Timeout: dialTimeout}).DialContext(ctx, network, addr)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	wait := dialTimeout
+	if network == "udp" {
+		wait = 500 * time.Millisecond
+	}
+	if err := conn.SetDeadline(time.Now().Add(wait)); err != nil {
+		return err
+	}
+	if _, err := conn.Write(nonce); err != nil {
+		return err
+	}
+	answer := make([]byte, 64)
+	k, err := conn.Read(answer)
+	if err != nil {
+		return fmt.Errorf("no answer: %w", err)
+	}
+	if !probeMatches(nonce, key, answer[:k]) {
+		return errors.New("something else answers there")
+	}
+	return nil
+}

@@ -1,0 +1,294 @@
+// Package peer is one machine of the mesh: it applies the log, reconciles this
+// node with what the log asks of it, and tells the log what it saw.
+//
+// Three ideas carry it:
+//
+//   - Gather, decide, act. What this node has to do is decided by pure functions
+//     of the state (decide.go); acting on it is the business of workers.
+//   - Levels, not edges. A wake-up carries no data. Every pass reads everything
+//     again, deleting the absent succeeds, and what was seen but is not yet in
+//     the log is compared with the log and told again (observed.go).
+//   - Nothing slow in the loop. Each backing service, each binding and each
+//     process has a worker of its own (worker.go), so one that hangs holds up no
+//     other.
+//
+// What this node wants to change goes through Propose, which finds the leader.
+// What it may never do is decide something of the mesh by itself: gossip is a
+// hint, and holders, bindings and grants come from the log alone.
+package peer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"reflect"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"meshd/bus"
+	"meshd/peer/consensus"
+	"meshd/peer/identity"
+	"meshd/peer/network"
+	"meshd/peer/supervise"
+	"meshd/provision"
+	"meshd/raftfsm"
+)
+
+// Bus is this node's messaging; *bus.Bus is the real one.
+type Bus interface {
+	ClientURL() string
+	Apply(bus.Layout) error
+	Call(ctx context.Context, caller bus.Caller, t bus.Target, data []byte) (bus.Reply, error)
+	Forward(ctx context.Context, assignment, suffix string, c bus.Call) ([]byte, error)
+}
+
+// Surveyor tells who answers, and what was refused; *bus.Bus is the real one.
+type Surveyor interface {
+	Survey(ctx context.Context, wait time.Duration) ([]bus.Answer, error)
+	Refusals() []bus.Refusal
+}
+
+// Processes supervises this node's processes; *supervise.Supervisor is the real
+// one.
+type Processes interface {
+	// Set makes specs what runs. Names in keep are left as they are, running or
+	// not: what they should be is not known yet.
+	Set(specs []supervise.Spec, keep []string)
+	Status() map[string]supervise.Status
+	// Logs are the newest lines of a name's output; Follow writes what comes after
+	// them until ctx ends.
+	Logs(name string, lines int) ([]byte, error)
+	Follow(ctx context.Context, name string, w io.Writer) error
+}
+
+// Host is what a Peer asks of the process that it runs in.
+type Host interface {
+	// Embedded is where this node's own service of that kind listens, if it has
+	// one.
+	Embedded(kind string) (provision.Address, bool)
+	// Rekeyed says that the mesh's own keys have changed: see SecretsSetting.
+	Rekeyed()
+	// Expel closes everything that a node has open here.
+	Expel(node string)
+}
+
+// Members says who seems alive, and where: hints, by node id.
+type Members interface {
+	Alive(node string) bool
+	// Addresses are host:port of the mesh port and of the routes, or "".
+	Addresses(node string) (mesh, route string)
+}
+
+// Config is everything that a Peer is made of.
+type Config struct {
+	Self        raftfsm.Node // ID, Name, Address, Route, Pin, Recipient, Level
+	BindingRoot string       // where binding directories are written; tmpfs
+	Keys        *identity.Keys
+	Local       *Local
+	Network     network.Network
+	Raft        consensus.Config // Machine and Lead are set here
+	Bus         Bus
+	Surveyor    Surveyor
+	Processes   Processes
+	Kinds       provision.Kinds
+	Members     Members
+	Host        Host
+	Log         *slog.Logger
+
+	// Render fills in a template of an environment variable or an address.
+	Render func(template string, data map[string]map[string]string) (string, error)
+}
+
+// everythingEvery is how often a pass runs without a wake-up: what a wake-up
+// missed is late by this much at most.
+const everythingEvery = 30 * time.Second
+
+// Peer is one running node.
+type Peer struct {
+	cfg      Config
+	store    *store
+	raft     *consensus.Node
+	client   *http.Client // to the other nodes
+	local    *Local
+	observed *observed
+	loops    loops
+	leaving  atomic.Bool // this node is about to leave: it should have no vote
+	work     sync.WaitGroup
+	ctx      context.Context // of Run; workers end with it
+
+	mu        sync.Mutex
+	services  map[string]*service  // by provider id
+	consumers map[string]*consumer // by assignment
+	contact   time.Time            // last word from a leader
+}
+
+// loops are the pokes of a Peer's loops.
+type loops struct {
+	reconcile chan struct{}
+	report    chan struct{}
+	lead      chan struct{}
+}
+
+// New opens the log and returns a Peer that Run brings to life.
+func New(cfg Config) (*Peer, error) {
+	n := &Peer{
+		cfg: cfg, store: newStore(), local: cfg.Local, client: newClient(cfg.Network), loops: loops{make(chan struct{}, 1), make(chan struct{}, 1), make(chan struct{}, 1)},
+		services: map[string]*service{}, consumers: map[string]*consumer{},
+	}
+	n.observed = newObserved(func() { poke(n.loops.report) })
+	raft := cfg.Raft
+	raft.Machine, raft.Lead = n.store, n.leading
+	node, err := consensus.Open(raft)
+	if err != nil {
+		return nil, err
+	}
+	n.raft = node
+	if n.local.Setting(InitSetting) != "" {
+		if err := node.Bootstrap(); err != nil && !errors.Is(err, consensus.ErrBootstrapped) {
+			return nil, errors.Join(err, node.Close())
+		}
+	}
+	return n, nil
+}
+
+func (n *Peer) id() string { return n.cfg.Self.ID }
+
+func (n *Peer) meshID() (id string) {
+	n.store.view(func(s *raftfsm.State) { id = s.Mesh.ID })
+	return id
+}
+
+// Poke makes the node look at everything again: something outside changed.
+func (n *Peer) Poke() { poke(n.loops.reconcile) }
+
+// Run runs the node until ctx ends or something fails that it cannot go on
+// without. Processes go on running.
+func (n *Peer) Run(ctx context.Context) error {
+	group, ctx := errgroup.WithContext(ctx)
+	n.ctx = ctx
+	defer n.close()
+	group.Go(func() error { return n.raft.Run(ctx) })
+	group.Go(func() error { return n.serve(ctx) })
+	group.Go(func() error { return n.reconcile(ctx) })
+	group.Go(func() error { return n.reporting(ctx) })
+	group.Go(func() error { return n.announce(ctx) })
+	return group.Wait()
+}
+
+func (n *Peer) close() {
+	for _, s := range n.services {
+		s.close()
+	}
+	n.work.Wait()
+	if err := n.raft.Close(); err != nil {
+		n.cfg.Log.Warn("close the log", "err", err)
+	}
+}
+
+func (n *Peer) newWorker() *worker { return newWorker(n.ctx, &n.work, n.Poke) }
+
+// nodeFields are what templates may say of this node.
+func (n *Peer) nodeFields() map[string]string {
+	host, _, err := net.SplitHostPort(n.cfg.Self.Address)
+	if err != nil {
+		host = n.cfg.Self.Address
+	}
+	return map[string]string{"name": n.cfg.Self.Name, "address": host, "id": n.id()}
+}
+
+func (n *Peer) serviceOf(provider string) *service {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.services[provider]
+}
+
+// announce keeps this node's own record in the log true: its addresses and what
+// its build understands.
+func (n *Peer) announce(ctx context.Context) error {
+	for {
+		changed := n.store.watch()
+		self := n.cfg.Self
+		var stale, member bool
+		n.store.view(func(s *raftfsm.State) {
+			r, ok := s.Nodes[self.ID]
+			member, stale = ok, ok && (r.Address != self.Address || r.Route != self.Route || r.Level != self.Level)
+		})
+		retry := time.Duration(0)
+		if member && stale {
+			_, err := n.Propose(ctx, Meshd, raftfsm.UpdateNode{ID: self.ID, Address: self.Address, Route: self.Route, Level: self.Level})
+			if err != nil {
+				retry = time.Second
+			}
+		}
+		if err := await(ctx, retry, changed, nil); err != nil {
+			return nil
+		}
+	}
+}
+
+// await returns when one of the channels is ready, after retry if that is not
+// zero, or with an error when ctx ends.
+func await(ctx context.Context, retry time.Duration, changed, poked <-chan struct{}) error {
+	var after <-chan time.Time
+	if retry > 0 {
+		timer := time.NewTimer(retry)
+		defer timer.Stop()
+		after = timer.C
+	}
+	select {
+	case <-changed:
+	case <-poked:
+	case <-after:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	return nil
+}
+
+// reporting tells the log what this node saw and the log does not hold. A
+// report that changed nothing is not told again at once: the state has moved on,
+// and the next pass will see something else.
+func (n *Peer) reporting(ctx context.Context) error {
+	var last raftfsm.NodeReport
+	for {
+		changed := n.store.watch()
+		var r raftfsm.NodeReport
+		var member bool
+		n.store.view(func(s *raftfsm.State) {
+			_, member = s.Nodes[n.id()]
+			r = n.observed.report(s, n.id())
+		})
+		retry := time.Duration(0)
+		switch {
+		case !member || empty(r):
+			last = raftfsm.NodeReport{}
+		case reflect.DeepEqual(r, last):
+			retry, last = time.Second, raftfsm.NodeReport{}
+		default:
+			result, err := n.Propose(ctx, Meshd, r)
+			switch {
+			case err != nil:
+				n.cfg.Log.Debug("a report is told again", "err", err)
+				retry = firstRetry
+			case result.Rejection != nil:
+				return fmt.Errorf("report of this node was refused: %w", result.Rejection)
+			default:
+				last = r
+				continue
+			}
+		}
+		if retry > 0 {
+			changed = nil // it is the clock that is waited for
+		}
+		if err := await(ctx, retry, changed, n.loops.report); err != nil {
+			return nil
+		}
+	}
+}

@@ -1,0 +1,188 @@
+package peer
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"meshd/peer/consensus"
+	"meshd/peer/network"
+	"meshd/raftfsm"
+)
+
+// The calls that one node makes to another, HTTP over the mesh port. The network
+// has proven who the other is before a byte of them is read.
+const (
+	pathApply  = "/apply"  // an entry for the leader
+	pathDetail = "/detail" // what this node is trying, and why it fails
+	pathLogs   = "/logs"   // an assignment's log
+)
+
+// maxBody bounds a request between nodes: an entry and its frame.
+const maxBody = 2 * raftfsm.MaxEntry
+
+type peerKey struct{}
+
+// serve answers the other nodes, and machines that want to join.
+func (n *Peer) serve(ctx context.Context) error {
+	group, ctx := errgroup.WithContext(ctx)
+	peers := http.NewServeMux()
+	peers.HandleFunc("POST "+pathApply, n.serveApply)
+	peers.HandleFunc("GET "+pathDetail, n.serveDetail)
+	peers.HandleFunc("GET "+pathLogs, n.serveLogs)
+	joins := http.NewServeMux()
+	joins.HandleFunc("POST "+pathJoin, n.serveJoin)
+	for proto, mux := range map[string]*http.ServeMux{network.Peer: peers, network.Join: joins} {
+		l, err := n.cfg.Network.Listen(proto)
+		if err != nil {
+			return fmt.Errorf("listen for %s: %w", proto, err)
+		}
+		srv := &http.Server{
+			Handler: http.MaxBytesHandler(mux, maxBody), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
+			ConnContext: func(ctx context.Context, c net.Conn) context.Context {
+				return context.WithValue(ctx, peerKey{}, network.PeerOf(c))
+			},
+			BaseContext: func(net.Listener) context.Context { return ctx },
+		}
+		group.Go(func() error {
+			if err := srv.Serve(l); !errors.Is(err, http.ErrServerClosed) && ctx.Err() == nil {
+				return fmt.Errorf("serve %s: %w", proto, err)
+			}
+			return nil
+		})
+		group.Go(func() error {
+			<-ctx.Done()
+			return srv.Close()
+		})
+	}
+	return group.Wait()
+}
+
+// newClient makes the HTTP client of this node: the host of a URL is a node id.
+func newClient(net network.Network) *http.Client {
+	return &http.Client{Transport: &http.Transport{
+		DialContext:         dialPeer(net),
+		MaxIdleConnsPerHost: 2, IdleConnTimeout: 30 * time.Second, ResponseHeaderTimeout: proposeWithin,
+	}}
+}
+
+func dialPeer(nw network.Network) func(ctx context.Context, _, addr string) (net.Conn, error) {
+	return func(ctx context.Context, _, addr string) (net.Conn, error) {
+		node, _, err := net.SplitHostPort(addr)
+		if err != nil {
+			return nil, err
+		}
+		ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+		defer cancel()
+		c, err := nw.Dial(ctx, node, network.Peer)
+		if err != nil {
+			return nil, fmt.Errorf("%w: %w", errNotSent, err)
+		}
+		return c, nil
+	}
+}
+
+// fault is how an error travels between nodes.
+type fault struct {
+	Code string // one of the fault constants
+	Text string
+}
+
+const (
+	faultNotLeader = "not-leader"
+	faultUnknown   = "unknown"
+	faultOther     = "other"
+)
+
+func (n *Peer) serveApply(w http.ResponseWriter, r *http.Request) {
+	entry, err := io.ReadAll(r.Body)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	e, err := raftfsm.Decode(entry)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	if from := r.Context().Value(peerKey{}); e.Node != from {
+		http.Error(w, fmt.Sprintf("node %v sent an entry in the name of %s", from, e.Node), http.StatusForbidden)
+		return
+	}
+	result, err := n.commitHere(r.Context(), entry)
+	if err != nil {
+		f := fault{faultOther, err.Error()}
+		switch {
+		case errors.Is(err, consensus.ErrUnknown):
+			f.Code = faultUnknown
+		case errors.Is(err, consensus.ErrNotLeader):
+			f.Code = faultNotLeader
+		}
+		respond(w, http.StatusServiceUnavailable, f)
+		return
+	}
+	respond(w, http.StatusOK, result)
+}
+
+func respond(w http.ResponseWriter, status int, body any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(body) // the other end is gone if this fails
+}
+
+// forward commits an entry at the leader.
+func (n *Peer) forward(ctx context.Context, leader string, entry []byte) (raftfsm.Result, error) {
+	var result raftfsm.Result
+	resp, err := n.request(ctx, http.MethodPost, leader, pathApply, entry)
+	if err != nil {
+		if errors.Is(err, errNotSent) {
+			return result, fmt.Errorf("reach the leader %s: %w: %w", leader, consensus.ErrNotLeader, err)
+		}
+		return result, fmt.Errorf("ask the leader %s: %w: %w", leader, consensus.ErrUnknown, err)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode == http.StatusOK {
+		return result, decodeBody(resp.Body, &result)
+	}
+	var f fault
+	if err := decodeBody(resp.Body, &f); err != nil {
+		return result, fmt.Errorf("the leader %s answered %s: %w", leader, resp.Status, err)
+	}
+	switch f.Code {
+	case faultUnknown:
+		return result, fmt.Errorf("%w: %s", consensus.ErrUnknown, f.Text)
+	case faultNotLeader:
+		return result, fmt.Errorf("%w: %s", consensus.ErrNotLeader, f.Text)
+	}
+	return result, errors.New(f.Text)
+}
+
+// errNotSent says that the other node was not reached, so nothing was done.
+var errNotSent = errors.New("not reached")
+
+func (n *Peer) request(ctx context.Context, method, node, path string, body []byte) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, method, "http://"+node+path, bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	return n.client.Do(req)
+}
+
+// maxReply bounds an answer of another node.
+const maxReply = 4 << 20
+
+func decodeBody(r io.Reader, into any) error {
+	d := json.NewDecoder(io.LimitReader(r, maxReply))
+	if err := d.Decode(into); err != nil {
+		return fmt.Errorf("read answer: %w", err)
+	}
+	return nil
+}
