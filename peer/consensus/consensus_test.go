@@ -70,15 +70,21 @@ func (l *ledger) Restore(r io.Reader) error {
 	return json.NewDecoder(r).Decode(l)
 }
 
-// at returns the entries by index, and the hash.
-func (l *ledger) at() (map[uint64]string, [32]byte) {
+// all returns the entries by index.
+func (l *ledger) all() map[uint64]string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	m := map[uint64]string{}
 	for i, e := range l.Entries {
 		m[l.Indexes[i]] = e
 	}
-	return m, l.Hash
+	return m
+}
+
+func (l *ledger) hash() [32]byte {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.Hash
 }
 
 // member is one node of a test mesh, which may be down.
@@ -190,14 +196,13 @@ func (ms mesh) agree(t *testing.T) map[uint64]string {
 	t.Helper()
 	l := ms.leader(t)
 	eventually(t, 20*time.Second, "all members up to date and equal", func() bool {
-		_, want := l.ledger.at()
+		want := l.ledger.hash()
 		for _, m := range ms {
-			if _, got := m.ledger.at(); got != want || m.node.AppliedIndex() < l.node.CommitIndex() {
+			if m.ledger.hash() != want || m.node.AppliedIndex() < l.node.CommitIndex() {
 				return false
 			}
 		}
 		return true
 	})
-	all, _ := l.ledger.at()
-	return all
+	return l.ledger.all()
 }
