@@ -63,7 +63,7 @@ func (s *Supervisor) adopt(ctx context.Context) (map[string]*child, error) {
 		return nil, fmt.Errorf("load the records of children: %w", err)
 	}
 	found := map[string]*child{}
-	intents := map[string]record{}
+	intents, recorded := map[string]record{}, map[string]record{}
 	for name, b := range raw {
 		found[name] = nil
 		rec, err := decodeRecord(b)
@@ -76,18 +76,20 @@ func (s *Supervisor) adopt(ctx context.Context) (map[string]*child, error) {
 		case rec.PID == 0:
 			intents[name] = rec
 		default:
-			p, err := openProcess(rec.PID, func(st stat) bool { return st.start == rec.Start })
-			if err != nil {
-				s.cfg.Log.Info("adopt: ended while nobody watched", "name", name, "pid", rec.PID)
-				continue
-			}
-			found[name] = s.adopted(name, p, rec)
+			recorded[name] = rec
 		}
 	}
-
 	leaders, names, err := s.orphans(ctx, intents)
 	if err != nil {
 		return nil, err
+	}
+	for name, rec := range recorded {
+		p, err := openProcess(rec.PID, func(st stat) bool { return st.start == rec.Start })
+		if err != nil {
+			s.cfg.Log.Info("adopt: ended while nobody watched", "name", name, "pid", rec.PID)
+			continue
+		}
+		found[name] = s.adopted(name, p, rec)
 	}
 	for name, rec := range intents {
 		st, ok := leaders[rec.Token]

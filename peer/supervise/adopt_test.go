@@ -196,6 +196,9 @@ func TestOneSupervisorPerDirectory(t *testing.T) {
 	if err := s.StopAll(t.Context()); err == nil {
 		t.Error("StopAll without Run succeeded")
 	}
+	if err := b.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "runs once") {
+		t.Errorf("a second Run of one Supervisor: %v", err)
+	}
 }
 
 func TestConfigReportsEveryFault(t *testing.T) {
@@ -227,6 +230,7 @@ func TestProcess1(t *testing.T) {
 	}
 	dir := newDir(t)
 	p := plan{Dir: dir, Specs: []Spec{shell("shop@a", `(sleep 0.1 &); (exit 5); echo status $?; exec sleep 1000`)}}
+	p.Specs[0].Health = &Health{Exec: []string{"/bin/sh", "-c", "(sleep 0.1 &)"}, Every: time.Hour}
 	cmd := p.command(t, "process-1")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS}
 	out, err := cmd.Output()
@@ -284,7 +288,7 @@ func actAsProcess1() {
 	if err := other.Wait(); err == nil || err.Error() != "exit status 7" {
 		must(fmt.Errorf("the exit status of another's child was taken: %w", err))
 	}
-	if st := s.Status()["shop@a"]; st.State != Running {
+	if st := s.Status()["shop@a"]; st.State != Healthy {
 		must(fmt.Errorf("the process: %+v", st))
 	}
 	must(s.StopAll(ctx))

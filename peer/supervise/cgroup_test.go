@@ -1,10 +1,12 @@
 package supervise
 
 import (
+	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -85,42 +87,81 @@ func TestLimitThatCannotBeSet(t *testing.T) {
 }
 
 // TestLimitsVersion2 uses whatever controller the unified hierarchy of this
-// machine has, with the one file that every group there has.
+// machine has, in a group that a process of the test sits in as a service would,
+// and with a file that every group there has.
 func TestLimitsVersion2(t *testing.T) {
-	c := findCgroups(groupPrefix + "test-v2")
+	c := findCgroups(groupPrefix + "test")
 	controllers, err := os.ReadFile(filepath.Join(c.v2, "cgroup.controllers"))
 	fields := strings.Fields(string(controllers))
 	if c.v2 == "" || err != nil || len(fields) == 0 || os.Geteuid() != 0 {
 		t.Skip("no writable control group of version 2 with a controller here: run as root where one is mounted")
 	}
-	t.Cleanup(func() {
-		c.remove("x")
-		_ = os.Remove(filepath.Join(c.v2, c.group)) // it may be gone
-	})
-	if err := c.setV2("x", setting{controller: fields[0], fileV2: "cgroup.max.depth", valueV2: "3"}); err != nil {
+	controller := fields[0]
+	enabled, err := os.ReadFile(filepath.Join(c.v2, "cgroup.subtree_control"))
+	if err != nil {
 		t.Fatal(err)
 	}
-	group := filepath.Join(c.v2, c.group, "x")
-	if got, err := os.ReadFile(filepath.Join(group, "cgroup.max.depth")); err != nil || string(got) != "3\n" {
-		t.Errorf("the limit is %q, %v", got, err)
+	service := filepath.Join(c.v2, "meshd-test-service")
+	if err := os.Mkdir(service, 0o755); err != nil {
+		t.Skipf("control groups of version 2 are not ours to make: %v", err)
 	}
-	dir, err := os.Open(group)
+	t.Cleanup(func() {
+		for _, dir := range []string{"meshd-i/x", "meshd-i/" + self, "meshd-i", ""} {
+			if err := os.Remove(filepath.Join(service, dir)); err != nil && !os.IsNotExist(err) {
+				t.Error(err)
+			}
+		}
+		if !slices.Contains(strings.Fields(string(enabled)), controller) {
+			if err := writeControl(c.v2, "cgroup.subtree_control", "-"+controller); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	if err := writeControl(c.v2, "cgroup.subtree_control", "+"+controller); err != nil {
+		t.Skipf("the controller %s is not ours to use: %v", controller, err)
+	}
+	dir, err := os.Open(service)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer dir.Close()
-	cmd := exec.Command("/bin/sleep", "1000")
+	for _, try := range []string{"first", "moved in an earlier run"} {
+		cmd := plan{Dir: controller}.command(t, "version-2")
+		cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(dir.Fd())}
+		out, err := cmd.Output()
+		if want := "0::/meshd-test-service/meshd-i/x limit 3"; err != nil || !strings.HasSuffix(string(out), want) {
+			t.Errorf("%s: %s, %v; want %s", try, out, err, want)
+		}
+		// A group with controllers for its children takes no process itself.
+		dir.Close()
+		if dir, err = os.Open(filepath.Join(service, "meshd-i", self)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// actInVersion2 limits a process, as one that sits in a group with controllers.
+func actInVersion2() {
+	c := findCgroups("meshd-i")
+	if err := c.setV2("x", setting{controller: readPlan().Dir, fileV2: "cgroup.max.depth", valueV2: "3"}); err != nil {
+		fmt.Print(err)
+		os.Exit(1)
+	}
+	group := filepath.Join(c.v2, c.group, "x")
+	dir, err := os.Open(group)
+	if err != nil {
+		fmt.Print(err)
+		os.Exit(1)
+	}
+	cmd := exec.Command("/bin/grep", "^0::", "/proc/self/cgroup")
 	cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(dir.Fd())}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
+	where, err := cmd.Output()
+	limit, readErr := os.ReadFile(filepath.Join(group, "cgroup.max.depth"))
+	if err := errors.Join(err, readErr); err != nil {
+		fmt.Print(err)
+		os.Exit(1)
 	}
-	defer func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait() // killed
-	}()
-	if got, err := os.ReadFile(filepath.Join(group, "cgroup.procs")); err != nil || strings.TrimSpace(string(got)) != strconv.Itoa(cmd.Process.Pid) {
-		t.Errorf("the group holds %q, %v; want process %d", got, err, cmd.Process.Pid)
-	}
+	fmt.Printf("%s limit %s", strings.TrimSpace(string(where)), strings.TrimSpace(string(limit)))
 }
 
 func TestParseCgroups(t *testing.T) {

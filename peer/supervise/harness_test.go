@@ -30,6 +30,8 @@ func TestMain(m *testing.M) {
 		actAsMeshd()
 	case "process-1":
 		actAsProcess1()
+	case "version-2":
+		actInVersion2()
 	case "lookup":
 		_, err := LookupUser(os.Getenv("SUPERVISE_TEST_USER"))
 		fmt.Print(err)

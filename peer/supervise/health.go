@@ -119,9 +119,8 @@ func probeHTTP(ctx context.Context, target string) error {
 	return nil
 }
 
-// probeExec runs the check as the process runs. It stays in our session, where
-// it is not taken for the process; it carries the token of its name, so that it
-// does not outlive the process if we are killed.
+// probeExec runs the check as the process runs. It carries the token of its
+// name, so that it does not outlive the process if we are killed.
 func (s *Supervisor) probeExec(ctx context.Context, spec Spec) error {
 	argv := spec.Health.Exec
 	u, err := LookupUser(spec.User)
@@ -136,9 +135,19 @@ func (s *Supervisor) probeExec(ctx context.Context, spec Spec) error {
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Dir, cmd.Stdout, cmd.Stderr = spec.Dir, output, output
 	cmd.Env = append([]string{tokenKey + "=" + s.instance + ":" + spec.Name + ":check"}, environment(u, spec.Env)...)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Credential: u.credential()}
+	// A session of its own tells what it leaves behind from our other children:
+	// see reapOrphans.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Credential: u.credential()}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
-	if err := cmd.Run(); err != nil {
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("run %s: %w", argv[0], err)
+	}
+	pid := cmd.Process.Pid
+	s.mu.Lock()
+	s.children[pid] = true
+	s.mu.Unlock()
+	defer s.forget(pid)
+	if err := cmd.Wait(); err != nil {
 		return fmt.Errorf("run %s: %w", argv[0], err)
 	}
 	return nil

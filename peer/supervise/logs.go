@@ -57,11 +57,14 @@ func (l *logs) path(name string, age int) string {
 // open is the file that the process of name writes to. The process inherits it
 // open, so its user needs no right to the path.
 func (l *logs) open(name string) (*os.File, error) {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
 	f, err := os.OpenFile(l.path(name, 0), os.O_CREATE|os.O_WRONLY|os.O_APPEND|unix.O_NOFOLLOW, 0o640)
 	if err != nil {
 		return nil, fmt.Errorf("open the log: %w", err)
 	}
-	if err := f.Chmod(0o640); err != nil { // whatever the umask
+	now := time.Now()                                                                   // prune sees that it is in use again
+	if err := errors.Join(f.Chmod(0o640), os.Chtimes(f.Name(), now, now)); err != nil { // whatever the umask
 		f.Close()
 		return nil, fmt.Errorf("open the log: %w", err)
 	}
@@ -92,12 +95,12 @@ func (l *logs) run(ctx context.Context, log *slog.Logger, wanted func(string) bo
 }
 
 func (l *logs) prune(name string) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	st, err := os.Stat(l.path(name, 0))
 	if err != nil || time.Since(st.ModTime()) < orphanedFor {
 		return err
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	delete(l.rotations, name)
 	delete(l.cut, name)
 	for age := range l.keep + 1 {

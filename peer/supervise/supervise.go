@@ -17,6 +17,7 @@
 //	                  `--------------> starting
 //
 //	any live state: absent from Set, other fingerprint, Restart -> stopping
+//	any live state: ended, and left processes behind            -> stopping
 //	a spec that breaks a rule, and no process of it is running  -> failed
 //
 // An unhealthy process is shown, and not killed: most of the time it is waiting
@@ -133,6 +134,7 @@ type Supervisor struct {
 	wishes   map[string]wish
 	told     bool // Set was called: until then adopted processes are left alone
 	leaving  bool // StopAll was called: nothing starts any more
+	ran      bool // Run was called
 	workers  map[string]*worker
 	children map[int]bool    // pids that a worker will wait for
 	ctx      context.Context // Run's, while it runs
@@ -187,6 +189,13 @@ func New(cfg Config) (*Supervisor, error) {
 // then leaves them running: they are adopted again by the next Run. It is called
 // once.
 func (s *Supervisor) Run(ctx context.Context) error {
+	s.mu.Lock()
+	again := s.ran
+	s.ran = true
+	s.mu.Unlock()
+	if again {
+		return errors.New("supervise: Run was called before; a Supervisor runs once")
+	}
 	lock, err := lockDir(ctx, s.cfg.Dir)
 	if err != nil {
 		return err
@@ -198,10 +207,6 @@ func (s *Supervisor) Run(ctx context.Context) error {
 	}
 
 	s.mu.Lock()
-	if s.ctx != nil {
-		s.mu.Unlock()
-		return errors.New("supervise: Run was called before; a Supervisor runs once")
-	}
 	s.ctx = ctx
 	for name, c := range found {
 		s.launch(name, c)
@@ -218,7 +223,7 @@ func (s *Supervisor) Run(ctx context.Context) error {
 	s.mu.Unlock()
 
 	<-ctx.Done()
-	s.mu.Lock() // after this, launch sees that ctx has ended and adds no worker
+	s.mu.Lock() // after this, wake sees that ctx has ended and adds no worker
 	s.mu.Unlock()
 	s.wg.Wait()
 	return nil
@@ -227,9 +232,6 @@ func (s *Supervisor) Run(ctx context.Context) error {
 // launch starts the worker of name; c is its adopted process, or nil. The caller
 // holds s.mu, and s.ctx is set.
 func (s *Supervisor) launch(name string, c *child) {
-	if s.ctx.Err() != nil {
-		return
-	}
 	w := newWorker(s, name, c)
 	s.workers[name] = w
 	s.wg.Go(func() { w.run(s.ctx) })
@@ -268,7 +270,7 @@ func (s *Supervisor) Set(specs []Spec, keep []string) {
 // wake starts a worker for every wish that has none, and makes all of them look
 // again. The caller holds s.mu.
 func (s *Supervisor) wake() {
-	if s.ctx == nil {
+	if s.ctx == nil || s.ctx.Err() != nil {
 		return
 	}
 	for name := range s.wishes {
@@ -348,8 +350,12 @@ func (s *Supervisor) Restart(name string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	w := s.workers[name]
-	if _, wanted := s.wishes[name]; w == nil || !wanted {
+	wish, wanted := s.wishes[name]
+	if w == nil || !wanted {
 		return fmt.Errorf("restart %s: nothing of that name is supervised", name)
+	}
+	if wish.err != nil {
+		return fmt.Errorf("restart %s: its spec is refused, so it could not start again: %w", name, wish.err)
 	}
 	w.restart = true
 	w.poke()

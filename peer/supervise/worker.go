@@ -65,10 +65,10 @@ func (o order) ends(c *child) bool {
 	switch {
 	case !o.told || o.keep:
 		return false
-	case !o.wanted || o.restart:
+	case !o.wanted:
 		return true
 	}
-	return o.err == nil && o.spec.Fingerprint != c.record.Fingerprint
+	return o.err == nil && (o.restart || o.spec.Fingerprint != c.record.Fingerprint)
 }
 
 func (w *worker) run(ctx context.Context) {
@@ -236,8 +236,8 @@ func (w *worker) bury(ctx context.Context, asked bool) {
 	w.dropProbe()
 	if asked {
 		w.s.cfg.Log.Info("stopping", "name", w.name, "pid", c.pid)
-		w.update(func(st *Status) { st.State = Stopping })
 	}
+	w.update(func(st *Status) { st.State = Stopping })
 	grace := c.record.StopTimeout
 	if o := w.order(); o.wanted && o.err == nil {
 		grace = o.spec.StopTimeout
