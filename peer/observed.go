@@ -79,11 +79,11 @@ func decideReport(s *raftfsm.State, self string, saw sightings) raftfsm.NodeRepo
 		}
 	}
 	for _, id := range sortedKeys(saw.staged) {
-		b, ok := s.Bindings[id]
-		if !ok || b.Resource != saw.staged[id].Resource || s.Resources[b.Resource].Last >= saw.staged[id].Generation {
+		b, staged := s.Bindings[id], saw.staged[id]
+		if b.Resource != staged.Resource || s.Assignments[b.Consumer].Node != staged.To || s.Resources[b.Resource].Last >= staged.Generation {
 			delete(saw.staged, id)
 		} else if room() {
-			r.Staged = append(r.Staged, saw.staged[id])
+			r.Staged = append(r.Staged, staged)
 		}
 	}
 	for _, m := range slices.SortedFunc(maps.Keys(saw.marks), compareMarks) {

@@ -252,11 +252,14 @@ func await(ctx context.Context, retry time.Duration, changed, poked <-chan struc
 	return nil
 }
 
-// reporting tells the log what this node saw and the log does not hold. A
-// report that changed nothing is not told again at once: the state has moved on,
-// and the next pass will see something else.
+// tellAgain is how soon a report is repeated that the state did not take: it was
+// made from a state that had moved on.
+const tellAgain = time.Second
+
+// reporting tells the log what this node saw and the log does not hold.
 func (n *Peer) reporting(ctx context.Context) error {
 	var last raftfsm.NodeReport
+	var told time.Time
 	for {
 		changed := n.store.watch()
 		var r raftfsm.NodeReport
@@ -268,10 +271,10 @@ func (n *Peer) reporting(ctx context.Context) error {
 		retry := time.Duration(0)
 		switch {
 		case !member || empty(r):
-			last = raftfsm.NodeReport{}
-		case reflect.DeepEqual(r, last):
-			retry, last = time.Second, raftfsm.NodeReport{}
+		case reflect.DeepEqual(r, last) && time.Since(told) < tellAgain:
+			retry = tellAgain - time.Since(told)
 		default:
+			last, told = r, time.Now()
 			result, err := n.Propose(ctx, Meshd, r)
 			switch {
 			case err != nil:
@@ -280,12 +283,8 @@ func (n *Peer) reporting(ctx context.Context) error {
 			case result.Rejection != nil:
 				return fmt.Errorf("report of this node was refused: %w", result.Rejection)
 			default:
-				last = r
 				continue
 			}
-		}
-		if retry > 0 {
-			changed = nil // it is the clock that is waited for
 		}
 		if err := await(ctx, retry, changed, n.loops.report); err != nil {
 			return nil

@@ -248,10 +248,10 @@ func (s *service) stage(j job) error {
 		return &provision.Error{Step: "seal credential", Class: provision.Internal, Err: err}
 	}
 	s.n.observed.note(func(o *sightings) {
-		if old, was := o.staged[j.Binding]; was && old.Generation == j.Credential.Generation {
+		if old, was := o.staged[j.Binding]; was && old.Resource == j.ResourceID && old.To == j.Consumer && old.Generation == j.Credential.Generation {
 			return
 		}
-		o.staged[j.Binding] = raftfsm.Staged{Binding: j.Binding, Resource: j.ResourceID, Generation: j.Credential.Generation, Sealed: sealed, Address: raftfsm.Address(addr)}
+		o.staged[j.Binding] = raftfsm.Staged{Binding: j.Binding, Resource: j.ResourceID, To: j.Consumer, Generation: j.Credential.Generation, Sealed: sealed, Address: raftfsm.Address(addr)}
 	})
 	return nil
 }
