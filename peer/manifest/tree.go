@@ -155,7 +155,9 @@ func (d *document) screen(tokens token.Tokens) bool {
 		case token.SequenceEntryType, token.MappingValueType:
 			col := t.Position.Column
 			if t.Type == token.MappingValueType && t.Prev != nil {
-				col = t.Prev.Position.Column
+				if col = t.Prev.Position.Column; t.Prev.Position.Line != t.Position.Line {
+					return refuse("this colon is not on the line of its key", "write KEY: VALUE; is the line indented too far?")
+				}
 			}
 			if flow > 0 {
 				break
