@@ -8,10 +8,14 @@ import (
 	"testing/synctest"
 	"time"
 
+	"go.uber.org/goleak"
+
 	"meshd/provision"
 	"meshd/provision/memory"
 	"meshd/provision/provisiontest"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // way adapts a Server to the suite.
 type way struct{ *memory.Server }

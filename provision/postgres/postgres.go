@@ -104,7 +104,7 @@ func (Kind) Open(cfg provision.Config) (provision.Provider, error) {
 	return p, nil
 }
 
-// sslmodes translates the modes of an address to PostgreSQL's words.
+// sslmode translates the TLS mode of an address to PostgreSQL's word.
 func sslmode(tls string) string {
 	if tls == provision.Off {
 		return "disable"

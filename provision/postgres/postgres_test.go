@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+	"go.uber.org/goleak"
 
 	"meshd/provision"
 	"meshd/provision/postgres"
@@ -35,6 +36,10 @@ func TestMain(m *testing.M) {
 			fmt.Fprintln(os.Stderr, err)
 			code = 1
 		}
+	}
+	if err := goleak.Find(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
 	}
 	os.Exit(code)
 }
@@ -88,9 +93,7 @@ func TestConformance(t *testing.T) {
 func mustExec(t *testing.T, database string, statements ...string) {
 	t.Helper()
 	for _, s := range statements {
-		if err := shared.Exec(context.WithoutCancel(t.Context()), database, s); err != nil {
-			t.Fatalf("%s: %v", s, err)
-		}
+		ok(t, s, shared.Exec(context.WithoutCancel(t.Context()), database, s))
 	}
 }
 

@@ -106,42 +106,48 @@ func (s *session) end(ctx context.Context, name string, oid uint32) (ended int, 
 		Err: fmt.Errorf("processes %d of the server do not end, or go on coming", left)}
 }
 
-// proveRefused tries to log in where consumers do; where that cannot be
-// reached, where our admin does. Without the secret, what the server says about
-// the login is all that there is.
+// proveRefused reads that the login is closed or gone, and then tries to log in
+// where consumers do or, where that cannot be reached, where our admin does.
+// Without the secret there is nothing to try.
 func (s *session) proveRefused(ctx context.Context, res provision.Resource, login provision.Login) error {
 	step := "prove that " + login.Name + " is refused"
-	fault := func(class provision.Class, text string) error {
-		return &provision.Error{Step: step, Class: class, Err: errors.New(text)}
+	works := func(text string) error {
+		return &provision.Error{Step: step, Class: provision.Blocked, Err: errors.New(text)}
 	}
-	if login.Secret == "" {
-		var can bool
-		err := s.QueryRow(ctx, `SELECT coalesce(bool_or(rolcanlogin), false) FROM pg_roles WHERE rolname = $1`, login.Name).Scan(&can)
-		if err == nil && can {
-			return fault(provision.Blocked, "somebody has opened the login again")
-		}
+	var open bool
+	err := s.QueryRow(ctx, `SELECT coalesce(bool_or(rolcanlogin), false) FROM pg_roles WHERE rolname = $1`, login.Name).Scan(&open)
+	switch {
+	case err != nil:
 		return classify(ctx, step, err)
+	case open:
+		return works("somebody has opened the login again")
+	case login.Secret == "":
+		return nil
 	}
 	consumers, err := delivered(Kind{}.Fields(s.p.at, res, login))
 	if err != nil {
 		return &provision.Error{Step: step, Class: provision.Internal, Err: err}
 	}
-	direct := s.p.admin.in(res.Name)
-	direct.user, direct.password, direct.application = login.Name, login.Secret, checkApplication
-	var tried error
-	for _, t := range []target{consumers, direct} {
-		conn, err := t.connect(ctx)
+	places := []target{consumers}
+	if direct := s.p.admin.in(res.Name); !direct.local() { // a socket may refuse for who we are in the system
+		direct.user, direct.password, direct.application = login.Name, login.Secret, checkApplication
+		places = append(places, direct)
+	}
+	var failed error
+	for _, place := range places {
+		conn, err := place.connect(ctx)
 		if err == nil {
 			hangUp(conn)
-			return fault(provision.Blocked, "it can still log in at "+t.host+"; a pooler there may keep old passwords")
+			return works("it can still log in at " + place.host + "; a pooler there may keep old passwords")
 		}
-		// 28000 and 28P01: not permitted, or no such login.
-		if strings.HasPrefix(code(err), "28") {
+		if strings.HasPrefix(code(err), "28") { // not permitted, no such login, or wrong password
 			return nil
 		}
-		tried = errors.Join(tried, classify(ctx, step, err))
+		if failed == nil {
+			failed = err // where consumers go says most
+		}
 	}
-	return classify(ctx, step, tried)
+	return classify(ctx, step, failed)
 }
 
 // handOver gives what a login owns itself to the resource's role, and takes
