@@ -85,17 +85,29 @@ func (l *Local) Setting(name string) string { return l.get(bucketSettings, name)
 func (l *Local) Set(name, value string) error { return l.put(bucketSettings, name, value) }
 
 // Address is where the node was reached last, or "".
-func (l *Local) Address(node string) string { return l.get(bucketPeers, node) }
+func (l *Local) Address(node string) string {
+	if l.isRemoved(node) {
+		return ""
+	}
+	return l.get(bucketPeers, node)
+}
 
 // SetAddress remembers where a node was reached.
 func (l *Local) SetAddress(node, address string) error { return l.put(bucketPeers, node, address) }
+
+// gone stands in the place of a removed node's address.
+const gone = "removed"
+
+func (l *Local) isRemoved(node string) bool { return l.get(bucketPeers, node) == gone }
 
 // addressed are the ids of the nodes that have an address.
 func (l *Local) addressed() []string {
 	var ids []string
 	_ = l.db.View(func(tx *bbolt.Tx) error { // a view of an open file does not fail
-		return tx.Bucket(bucketPeers).ForEach(func(k, _ []byte) error {
-			ids = append(ids, string(k))
+		return tx.Bucket(bucketPeers).ForEach(func(k, v []byte) error {
+			if string(v) != gone {
+				ids = append(ids, string(k))
+			}
 			return nil
 		})
 	})

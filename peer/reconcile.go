@@ -16,6 +16,7 @@ type facts struct {
 	needs    map[string][]need // by assignment
 	secrets  string            // the mesh's own keys, sealed to this node
 	removed  []string          // ids of nodes that are members no more
+	members  map[string]string // id -> address of every member
 	isMember bool
 }
 
@@ -32,11 +33,14 @@ func (n *Peer) reconcile(ctx context.Context) error {
 }
 
 func (n *Peer) gather() facts {
-	f := facts{jobs: map[string][]job{}, needs: map[string][]need{}}
+	f := facts{jobs: map[string][]job{}, needs: map[string][]need{}, members: map[string]string{}}
 	n.store.view(func(s *raftfsm.State) {
 		var self raftfsm.Node
 		self, f.isMember = s.Nodes[n.id()]
 		f.secrets, f.removed = self.Secrets, sortedKeys(s.Removed)
+		for id, m := range s.Nodes {
+			f.members[id] = m.Address
+		}
 		f.desired = s.Desired(n.id())
 		for _, spec := range f.desired.Provides {
 			f.jobs[raftfsm.ProviderID(spec.Assignment, spec.Kind)] = decideService(s, spec)
@@ -54,9 +58,7 @@ func (n *Peer) pass() {
 		return // the log has not reached this node: what runs goes on
 	}
 	n.keepSecrets(f.secrets)
-	for _, id := range f.removed {
-		n.cfg.Host.Expel(id)
-	}
+	n.keepMembers(f)
 	n.layBus()
 	n.passServices(f)
 	n.passConsumers(f)
@@ -87,6 +89,22 @@ func (n *Peer) keepSecrets(sealed string) {
 		return
 	}
 	n.cfg.Host.Rekeyed()
+}
+
+// keepMembers remembers who is a member and where, for the next start: the log
+// is readable only once a leader has spoken, and to be spoken to a node must let
+// the right ones in.
+func (n *Peer) keepMembers(f facts) {
+	for _, id := range f.removed {
+		f.members[id] = gone
+		n.cfg.Host.Expel(id)
+	}
+	for _, id := range sortedKeys(f.members) {
+		if err := n.local.SetAddress(id, f.members[id]); err != nil {
+			n.cfg.Log.Error("remember the members", "err", err)
+			return
+		}
+	}
 }
 
 // layBus gives the bus its layout: routes, keys, grants and what is answered

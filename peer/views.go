@@ -89,22 +89,17 @@ func (n *Peer) routeOf(m raftfsm.Node) string {
 	return m.Route
 }
 
-// Member says whether the node is one: nil, or why not. Before the log has
-// reached this node it is who the join named.
-func (n *Peer) Member(node string) error {
-	var member, removed, empty bool
-	n.store.view(func(s *raftfsm.State) {
-		_, member = s.Nodes[node]
-		_, removed = s.Removed[node]
-		empty = s.Mesh.ID == ""
-	})
-	switch {
-	case removed:
+// Admitted says whether a node that the mesh's CA has signed may connect: nil, or
+// why not. The CA signs a node only when it is admitted, so what has to be known
+// is who was removed. A node that this one has not heard of is let in: it may be
+// the leader that brings the log with its name in it.
+func (n *Peer) Admitted(node string) error {
+	var removed bool
+	n.store.view(func(s *raftfsm.State) { _, removed = s.Removed[node] })
+	if removed || n.local.isRemoved(node) {
 		return fmt.Errorf("node %s was removed from the mesh", node)
-	case member, empty && n.local.Address(node) != "":
-		return nil
 	}
-	return fmt.Errorf("node %s is no member of the mesh that this node knows of", node)
+	return nil
 }
 
 // Tries lists what this node tries in vain.

@@ -1,0 +1,134 @@
+package cli
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"meshd/peer"
+	"meshd/peer/identity"
+	"meshd/raftfsm"
+)
+
+func newInitCommand() *cobra.Command {
+	var f nodeFlags
+	var verbose bool
+	cmd := &cobra.Command{
+		Use:   "init",
+		Short: "Make a mesh: this machine becomes its first node, and runs in the foreground",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := f.complete(); err != nil {
+				return err
+			}
+			if f.Advertise == "" {
+				addr, err := ownAddress()
+				if err != nil {
+					return err
+				}
+				f.Advertise = addr
+			}
+			p := place{f.dir}
+			recovery, err := makeMesh(p, f.settings)
+			if err != nil {
+				return err
+			}
+			out := cmd.OutOrStdout()
+			fmt.Fprintf(out, "Recovery key (write it down now, it is shown once and kept nowhere):\n\n    %s\n\n", recovery)
+			return foreground(cmd.Context(), p, out, cmd.ErrOrStderr(), verbose)
+		},
+	}
+	f.add(cmd)
+	cmd.Flags().BoolVarP(&verbose, "verbose", "v", false, "log what every part does")
+	return cmd
+}
+
+// makeMesh makes everything that the first start needs, the directory's settings
+// last: a crash before them leaves nothing that is taken for a node.
+func makeMesh(p place, s settings) (recovery string, err error) {
+	if err := p.fresh(); err != nil {
+		return "", err
+	}
+	keys, err := makeKeys(p)
+	if err != nil {
+		return "", err
+	}
+	s.Mesh = identity.NewMeshID()
+	now := time.Now()
+	ca, err := identity.NewCA(s.Mesh, now)
+	if err != nil {
+		return "", err
+	}
+	cert, err := ca.Sign(keys.Public(), keys.NodeID(), s.Name, []string{s.Advertise}, now)
+	if err != nil {
+		return "", err
+	}
+	recovery, recipient, err := identity.NewRecovery()
+	if err != nil {
+		return "", err
+	}
+	secrets := peer.Secrets{CAKey: ca.KeyPEM(), Gossip: make([]byte, 32)}
+	rand.Read(secrets.Gossip)
+	sealed, err := secrets.Seal(keys.Recipient())
+	if err != nil {
+		return "", err
+	}
+	first := raftfsm.Init{
+		Mesh: raftfsm.Mesh{ID: s.Mesh, Generation: 1, Level: raftfsm.Level, CACert: string(ca.CertPEM()), Recovery: recipient},
+		Node: raftfsm.Node{
+			ID: keys.NodeID(), Name: s.Name, Address: s.reach(s.MeshPort), Route: s.reach(s.RoutePort), Pin: identity.Pin(keys.Public()),
+			Recipient: keys.Recipient(), Secrets: sealed, Level: raftfsm.Level, Joined: now.UTC(),
+		},
+	}
+	text, err := json.Marshal(first)
+	if err != nil {
+		return "", err
+	}
+	return recovery, p.settle(s, cert, ca.CertPEM(), map[string]string{peer.InitSetting: string(text), peer.SecretsSetting: sealed}, nil)
+}
+
+// settle stores what a node needs to start, its settings last.
+func (p place) settle(s settings, cert, ca []byte, local map[string]string, addresses map[string]string) error {
+	db, err := peer.OpenLocal(p.dir)
+	if err != nil {
+		return err
+	}
+	errs := []error{identity.WriteFile(p.cert(), cert), identity.WriteFile(p.ca(), ca)}
+	for name, value := range local {
+		errs = append(errs, db.Set(name, value))
+	}
+	for node, addr := range addresses {
+		errs = append(errs, db.SetAddress(node, addr))
+	}
+	if err := errors.Join(append(errs, db.Close())...); err != nil {
+		return err
+	}
+	return p.save(s)
+}
+
+// makeKeys makes the node's keys, or takes those of an attempt that did not get
+// further.
+func makeKeys(p place) (*identity.Keys, error) {
+	keys, err := identity.Create(p.identity())
+	if errors.Is(err, fs.ErrExist) {
+		return identity.Load(p.identity())
+	}
+	return keys, err
+}
+
+// foreground runs the node until a signal, and says when it serves.
+func foreground(ctx context.Context, p place, out, logs io.Writer, verbose bool) error {
+	return run(ctx, p, newLog(logs, verbose), func(n *node) {
+		fmt.Fprintf(out, "Node %s of mesh %s is up: mesh port %s, bus %s, socket %s\n", n.Name, n.Mesh, n.reach(n.MeshPort), n.reach(n.RoutePort), p.socket())
+		if p.dir != rootDir {
+			fmt.Fprintf(out, "For the other commands: export MESHD_SOCKET=%s\n", p.socket())
+		}
+	})
+}
