@@ -1,263 +1,429 @@
-// Package gossip says who seems alive, and where. It decides nothing: what it
-// says may be seconds old and wrong, and is used to find an address, to choose
-// among candidates and to be quick, never to take anything from anybody.
+// Package gossip tells which nodes of the mesh seem alive, and where they are. It is hints only and
+// decides nothing: a hint may be seconds late, and two nodes may be given different ones. A cut
+// between two nodes is no hint at all while a third reaches both.
 //
-// It is memberlist with the traps of a long life closed:
+// It wraps hashicorp/memberlist, whose packets and streams carry the mesh id as their label and are
+// encrypted with a key that only members hold.
 //
-//   - A member is named by its node id, never by a host name, so a machine that
-//     comes back with another address is the same member.
-//   - memberlist forgets the dead, and two halves that were apart for longer
-//     than that would never meet again. Run joins every known member that is not
-//     alive again and again.
-//   - Packets are encrypted with the mesh's key and carry its id; a node of
-//     another mesh is not heard.
-//   - Callbacks of the library only poke: they run under its locks.
+//	Start ──> Run (rejoins, announces) ──> Leave, at a planned exit only ──> Close
+//
+// Invariants:
+//
+//   - Changed is only a poke: it carries nothing, never blocks memberlist, and may be sent for
+//     nothing. Whoever is poked reads Seen again.
+//   - A node is its id. Its address and record are what it said last.
+//   - A partition of any length heals: every member that does not seem alive is asked again and
+//     again, for memberlist itself forgets the dead after a minute.
 package gossip
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"log"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
-	"strings"
+	"net/netip"
 	"sync"
 	"time"
 
 	"github.com/hashicorp/memberlist"
+	"golang.org/x/sync/errgroup"
 )
 
 const (
-	// rejoinEvery is how often members that are not alive are looked for: soon
-	// after a long split heals, and cheap.
-	rejoinEvery = 15 * time.Second
-	// rejoinSoon is how often while this node sees nobody at all.
-	rejoinSoon = time.Second
-	// reclaimAfter is when a dead member's name may come back with another
-	// address at once.
-	reclaimAfter = 30 * time.Second
-	// gossipToDead is how long the dead are told of their death, which they refute.
-	gossipToDead = 60 * time.Second
-	// maxMeta is memberlist's own limit, in bytes.
-	maxMeta = memberlist.MetaMaxSize
-	keySize = 32 // AES-256
+	// KeySize is the size of a key in bytes: AES-256.
+	KeySize = 32
+	// maxRecord is memberlist's bound for what a node says about itself, in bytes.
+	maxRecord = memberlist.MetaMaxSize
+	// rejoining is how many members are asked at the same time.
+	rejoining = 8
+	// announceTimeout is how long to wait for somebody to take a new record; gossip goes on after it.
+	announceTimeout = time.Second
 )
 
-// Meta is what a member says of itself with every sign of life.
-type Meta struct {
-	Mesh  string `json:"m"` // host:port of its mesh port
-	Route string `json:"r"` // host:port of its bus routes
+// Record is what a node says about itself. Encoded it fits 512 bytes.
+type Record struct {
+	Build  string `json:"b,omitempty"` // version of meshd
+	Level  int    `json:"l,omitempty"` // feature level that it supports
+	Mesh   string `json:"m,omitempty"` // host:port of its mesh port
+	Routes string `json:"r,omitempty"` // host:port of its bus routes
 }
 
-// Seen is what is known of one member.
+// Seen is what is believed about a node.
 type Seen struct {
-	Alive bool
-	Since time.Time // of Alive, by this node's clock
-	Meta  Meta
+	Alive  bool
+	Addr   netip.AddrPort // where it gossips from
+	Record Record         // what it said last
+	Since  time.Time      // when Alive became what it is
 }
 
-// Config is everything that a Gossip is made of.
+// Peer is a member to look for.
+type Peer struct {
+	ID   string
+	Addr string // host:port of its mesh port, as last known
+}
+
+// Timing is how fast silence is noticed, at which price in packets.
+type Timing struct {
+	Probe        time.Duration // one random member is probed so often
+	ProbeTimeout time.Duration // after which other members are asked to probe it
+	Spread       time.Duration // news are passed on so often
+	Sync         time.Duration // a random member is compared with in full so often
+	Stream       time.Duration // for dialling and for each read and write of a stream
+	Rejoin       time.Duration // members that do not seem alive are asked so often
+	Reclaim      time.Duration // a dead node may come back at another address after so long
+	Dead         time.Duration // the dead are still told so for so long, then forgotten
+}
+
+// LAN notices a dead node within about 7 s, up to 30 nodes.
+func LAN() Timing {
+	return Timing{
+		Probe:        time.Second, // memberlist's default for a LAN, as the next three
+		ProbeTimeout: 500 * time.Millisecond,
+		Spread:       200 * time.Millisecond,
+		Sync:         30 * time.Second,
+		Stream:       3 * time.Second,  // a LAN answers in milliseconds; 10 s keep a rejoin waiting for the dead
+		Rejoin:       15 * time.Second, // what an operator waits after mending a cable; one dial a member
+		Reclaim:      30 * time.Second, // longer than a restart, shorter than patience
+		Dead:         60 * time.Second, // above Reclaim and two rejoins, so that the dead learn that they are
+	}
+}
+
+// WAN suits round trips of up to 150 ms; a dead node is noticed within about a minute.
+func WAN() Timing {
+	t := LAN()
+	t.Probe, t.ProbeTimeout = 5*time.Second, 3*time.Second
+	t.Spread, t.Sync, t.Stream = 500*time.Millisecond, time.Minute, 10*time.Second
+	return t
+}
+
+// Config says who gossips, with whom and over what.
 type Config struct {
-	NodeID    string
-	Mesh      string // id; packets of another are dropped
-	Key       []byte // 32 bytes
+	Node      string   // id of this node
+	Mesh      string   // id of the mesh: packets with another are dropped
+	Keys      [][]byte // 32 bytes each; the first encrypts, all decrypt
 	Transport memberlist.NodeAwareTransport
-	Meta      Meta
-	// Peers lists the ids of all other members, and Address finds one.
-	Peers   func() []string
-	Address func(node string) (addr string, ok bool)
-	Changed func() // poked when somebody came, went or moved; must not block
-	Log     *slog.Logger
+	Record    Record
+	Peers     func() []Peer // all members that are known, this node or not
+	Changed   func()        // called when something may have changed; must not block
+	Timing    Timing
+	Log       *slog.Logger
 }
 
 func (c Config) validate() error {
-	var faults []error
-	if c.NodeID == "" || c.Mesh == "" {
-		faults = append(faults, errors.New("the node and the mesh must have an id"))
+	faults := []error{checkKeys(c.Keys)}
+	if c.Node == "" || c.Mesh == "" {
+		faults = append(faults, errors.New("node and mesh must have ids"))
 	}
-	if len(c.Key) != keySize {
-		faults = append(faults, fmt.Errorf("the key has %d bytes, and must have %d", len(c.Key), keySize))
+	if len(c.Mesh) > memberlist.LabelMaxSize {
+		faults = append(faults, fmt.Errorf("mesh id of %d bytes: the most is %d", len(c.Mesh), memberlist.LabelMaxSize))
 	}
-	if c.Transport == nil || c.Peers == nil || c.Address == nil || c.Changed == nil || c.Log == nil {
-		faults = append(faults, errors.New("transport, peers, address, changed and log must all be set"))
+	if c.Transport == nil || c.Peers == nil || c.Changed == nil || c.Log == nil {
+		faults = append(faults, errors.New("transport, peers, changed and log must all be set"))
 	}
-	if b, err := json.Marshal(c.Meta); err != nil || len(b) > maxMeta {
-		faults = append(faults, fmt.Errorf("the node's record has %d bytes, and at most %d are carried", len(b), maxMeta))
+	t := c.Timing
+	for _, d := range []time.Duration{t.Probe, t.ProbeTimeout, t.Spread, t.Sync, t.Stream, t.Rejoin, t.Reclaim, t.Dead} {
+		if d <= 0 {
+			faults = append(faults, fmt.Errorf("timing %+v: every time must be positive", t))
+			break
+		}
 	}
 	return errors.Join(faults...)
 }
 
-// Gossip is this node among the members.
+func checkKeys(keys [][]byte) error {
+	if len(keys) == 0 {
+		return errors.New("there must be a key: gossip is never in clear")
+	}
+	for i, k := range keys {
+		if len(k) != KeySize {
+			return fmt.Errorf("key %d has %d bytes: it must have %d", i, len(k), KeySize)
+		}
+	}
+	return nil
+}
+
+// Gossip is one node's part in the gossip of its mesh.
 type Gossip struct {
-	cfg  Config
-	list *memberlist.Memberlist
-	keys *memberlist.Keyring
+	cfg      Config
+	list     *memberlist.Memberlist
+	keys     *memberlist.Keyring
+	announce chan struct{} // poked when the record changed
 
-	mu    sync.Mutex
-	since map[string]change
+	mu     sync.Mutex // never held while memberlist is called: its callbacks take it
+	record []byte
+	seen   map[string]Seen
+
+	ending sync.Mutex // Leave after Close would panic in memberlist
+	ended  bool
 }
 
-// change is when a member was last seen to come or go.
-type change struct {
-	alive bool
-	at    time.Time
-	meta  Meta
-}
-
-// Start makes this node a member as far as gossip goes. Run must follow.
+// Start joins the gossip as a node that knows nobody yet; Run looks for the others. Close must be
+// called. The transport is shut down by Close, and when Start fails.
 func Start(cfg Config) (*Gossip, error) {
+	g, err := start(cfg)
+	if err == nil {
+		return g, nil
+	}
+	if cfg.Transport != nil {
+		err = errors.Join(err, cfg.Transport.Shutdown())
+	}
+	return nil, fmt.Errorf("start gossip of node %s: %w", cfg.Node, err)
+}
+
+func start(cfg Config) (*Gossip, error) {
 	if err := cfg.validate(); err != nil {
-		return nil, fmt.Errorf("start gossip: %w", err)
+		return nil, err
 	}
-	keys, err := memberlist.NewKeyring(nil, cfg.Key)
+	record, err := encode(cfg.Record)
 	if err != nil {
-		return nil, fmt.Errorf("start gossip: %w", err)
+		return nil, err
 	}
-	g := &Gossip{cfg: cfg, keys: keys, since: map[string]change{}}
+	keys, err := memberlist.NewKeyring(cfg.Keys, cfg.Keys[0])
+	if err != nil {
+		return nil, err
+	}
+	ip, port, err := cfg.Transport.FinalAdvertiseAddr("", 0)
+	if err != nil {
+		return nil, err
+	}
+	g := &Gossip{
+		cfg:      cfg,
+		keys:     keys,
+		announce: make(chan struct{}, 1),
+		record:   record,
+		seen:     map[string]Seen{},
+	}
+	t := cfg.Timing
 	mc := memberlist.DefaultLANConfig()
-	mc.Name, mc.Label = cfg.NodeID, cfg.Mesh
-	mc.Transport, mc.Keyring = cfg.Transport, keys
-	mc.Delegate, mc.Events = delegate{g}, events{g}
-	mc.DeadNodeReclaimTime, mc.GossipToTheDeadTime = reclaimAfter, gossipToDead
-	mc.RequireNodeNames = true
-	mc.Logger = log.New(logLines{cfg.Log}, "", 0)
+	mc.Name = cfg.Node
+	mc.Label = cfg.Mesh
+	mc.Transport = cfg.Transport
+	mc.RequireNodeNames = true // streams go to nodes, not to addresses
+	mc.BindAddr, mc.BindPort = ip.String(), port
+	mc.AdvertiseAddr, mc.AdvertisePort = ip.String(), port
+	mc.Keyring = keys
+	mc.Delegate, mc.Events = delegate{g}, delegate{g}
+	mc.ProbeInterval, mc.ProbeTimeout = t.Probe, t.ProbeTimeout
+	mc.GossipInterval, mc.PushPullInterval = t.Spread, t.Sync
+	mc.TCPTimeout = t.Stream
+	mc.DeadNodeReclaimTime, mc.GossipToTheDeadTime = t.Reclaim, t.Dead
+	mc.Logger = log.New(lines{cfg.Log}, "", 0)
 	if g.list, err = memberlist.Create(mc); err != nil {
-		return nil, fmt.Errorf("start gossip: %w", err)
+		return nil, err
 	}
 	return g, nil
 }
 
-// Run keeps looking for members that are not alive, until ctx ends. It then says
-// that this node leaves, and stops.
+func encode(r Record) ([]byte, error) {
+	b, err := json.Marshal(r)
+	if err != nil {
+		return nil, fmt.Errorf("encode record: %w", err)
+	}
+	if len(b) > maxRecord {
+		return nil, fmt.Errorf("encode record: it has %d bytes, the most is %d", len(b), maxRecord)
+	}
+	return b, nil
+}
+
+// Run announces new records and looks for members that do not seem alive, until ctx ends.
 func (g *Gossip) Run(ctx context.Context) error {
 	for {
-		alone := g.rejoin() == 0
-		wait := rejoinEvery/2 + rand.N(rejoinEvery)
-		if alone {
-			wait = rejoinSoon/2 + rand.N(rejoinSoon)
-		}
-		timer := time.NewTimer(wait)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-			if err := g.list.Shutdown(); err != nil {
-				return fmt.Errorf("stop gossip: %w", err)
-			}
+		g.rejoin(ctx)
+		// A fifth more or less, so that the two sides of a mended cut do not stay in step.
+		pause := time.Duration((0.8 + 0.4*rand.Float64()) * float64(g.cfg.Timing.Rejoin))
+		if !g.idle(ctx, pause) {
 			return nil
 		}
 	}
 }
 
-// rejoin asks every known member that is not alive, and returns how many others
-// are alive afterwards.
-func (g *Gossip) rejoin() int {
-	alive := map[string]bool{}
-	for _, m := range g.list.Members() {
-		alive[m.Name] = true
-	}
-	var missing []string
-	for _, id := range g.cfg.Peers() {
-		if addr, ok := g.cfg.Address(id); ok && !alive[id] && id != g.cfg.NodeID {
-			missing = append(missing, id+"/"+addr)
+// idle announces what there is to announce for a while, and reports false when ctx ended.
+func (g *Gossip) idle(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-t.C:
+			return true
+		case <-g.announce:
+			if err := g.list.UpdateNode(announceTimeout); err != nil {
+				g.cfg.Log.Debug("nobody has taken the new record yet", "err", err)
+			}
 		}
 	}
-	if len(missing) > 0 {
-		if _, err := g.list.Join(missing); err != nil {
-			g.cfg.Log.Debug("members are missing", "missing", missing, "err", err)
-		}
-	}
-	return g.list.NumMembers() - 1
 }
 
-// Seen says what is known of a member. The zero Seen is one that was never heard
-// of.
-func (g *Gossip) Seen(node string) Seen {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	c := g.since[node]
-	return Seen{Alive: c.alive, Since: c.at, Meta: c.meta}
-}
-
-// SetKey makes key the one that packets are sent with. Packets with the keys
-// before it are still understood, for members that have not heard of it yet,
-// until Forget.
-func (g *Gossip) SetKey(key []byte) error {
-	if err := g.keys.AddKey(key); err != nil {
-		return fmt.Errorf("use gossip key: %w", err)
-	}
-	if err := g.keys.UseKey(key); err != nil {
-		return fmt.Errorf("use gossip key: %w", err)
-	}
-	return nil
-}
-
-// Forget drops every key but the one in use: a node that was removed is heard no
-// more.
-func (g *Gossip) Forget() error {
-	primary := string(g.keys.GetPrimaryKey())
-	for _, key := range g.keys.GetKeys() {
-		if string(key) == primary {
+// rejoin asks the members that do not seem alive, and forgets nodes that are dead and no members.
+func (g *Gossip) rejoin(ctx context.Context) {
+	peers := g.cfg.Peers()
+	seen := g.Seen()
+	var asks errgroup.Group
+	asks.SetLimit(rejoining)
+	member := map[string]bool{g.cfg.Node: true}
+	for _, p := range peers {
+		member[p.ID] = true
+		if p.ID == g.cfg.Node || seen[p.ID].Alive || ctx.Err() != nil {
 			continue
 		}
-		if err := g.keys.RemoveKey(key); err != nil {
-			return fmt.Errorf("drop gossip key: %w", err)
+		asks.Go(func() error {
+			// memberlist's notation for a node at an address.
+			if _, err := g.list.Join([]string{p.ID + "/" + p.Addr}); err != nil {
+				g.cfg.Log.Debug("a member does not answer", "node", p.ID, "err", err)
+			}
+			return nil
+		})
+	}
+	_ = asks.Wait() // they only log
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	maps.DeleteFunc(g.seen, func(id string, s Seen) bool { return !s.Alive && !member[id] })
+}
+
+// Seen is what is believed of each node that was ever heard of, this one included.
+func (g *Gossip) Seen() map[string]Seen {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return maps.Clone(g.seen)
+}
+
+// Update replaces what this node says about itself. Run announces it.
+func (g *Gossip) Update(r Record) error {
+	b, err := encode(r)
+	if err != nil {
+		return err
+	}
+	g.mu.Lock()
+	g.record = b
+	g.mu.Unlock()
+	select {
+	case g.announce <- struct{}{}:
+	default:
+	}
+	return nil
+}
+
+// SetKeys replaces the keys: the first encrypts, all decrypt. To rotate without losing anybody, give
+// every node the new key behind the old one, then before it, then alone.
+func (g *Gossip) SetKeys(keys [][]byte) error {
+	if err := checkKeys(keys); err != nil {
+		return fmt.Errorf("set gossip keys: %w", err)
+	}
+	for _, k := range keys {
+		if err := g.keys.AddKey(k); err != nil {
+			return fmt.Errorf("set gossip keys: %w", err)
+		}
+	}
+	if err := g.keys.UseKey(keys[0]); err != nil {
+		return fmt.Errorf("set gossip keys: %w", err)
+	}
+	for _, old := range g.keys.GetKeys() {
+		if containsKey(keys, old) {
+			continue
+		}
+		if err := g.keys.RemoveKey(old); err != nil {
+			return fmt.Errorf("set gossip keys: %w", err)
 		}
 	}
 	return nil
 }
 
-func (g *Gossip) note(n *memberlist.Node, alive bool) {
-	var meta Meta
-	if err := json.Unmarshal(n.Meta, &meta); err != nil {
-		meta = Meta{} // a newer build's; its address is known from the log
+func containsKey(keys [][]byte, k []byte) bool {
+	for _, x := range keys {
+		if bytes.Equal(x, k) {
+			return true
+		}
 	}
-	g.mu.Lock()
-	if old, was := g.since[n.Name]; !was || old.alive != alive {
-		g.since[n.Name] = change{alive, time.Now(), meta}
-	} else {
-		g.since[n.Name] = change{alive, old.at, meta}
-	}
-	g.mu.Unlock()
-	g.cfg.Changed()
+	return false
 }
 
-// events is memberlist's word on who comes and goes.
-type events struct{ g *Gossip }
+// Leave tells the others that this node goes, so that they need not find out. It is final for the
+// process. An error says that nobody took the news in time.
+func (g *Gossip) Leave(timeout time.Duration) error {
+	g.ending.Lock()
+	defer g.ending.Unlock()
+	if g.ended {
+		return nil
+	}
+	if err := g.list.Leave(timeout); err != nil {
+		return fmt.Errorf("leave gossip: %w", err)
+	}
+	return nil
+}
 
-func (e events) NotifyJoin(n *memberlist.Node)   { e.g.note(n, true) }
-func (e events) NotifyLeave(n *memberlist.Node)  { e.g.note(n, false) }
-func (e events) NotifyUpdate(n *memberlist.Node) { e.g.note(n, true) }
+// Close stops gossiping, without a word, and shuts the transport down. Run must have returned or be
+// about to.
+func (g *Gossip) Close() error {
+	g.ending.Lock()
+	defer g.ending.Unlock()
+	g.ended = true
+	if err := g.list.Shutdown(); err != nil {
+		return fmt.Errorf("close gossip: %w", err)
+	}
+	return nil
+}
 
-// delegate carries our record, and nothing else.
+// delegate is what memberlist calls, under its own lock. It notes and pokes, and calls nothing back.
 type delegate struct{ g *Gossip }
 
-func (d delegate) NodeMeta(limit int) []byte {
-	b, err := json.Marshal(d.g.cfg.Meta)
-	if err != nil || len(b) > limit {
-		return nil // checked at the start
+func (d delegate) NotifyJoin(n *memberlist.Node)   { d.note(n, true) }
+func (d delegate) NotifyUpdate(n *memberlist.Node) { d.note(n, true) }
+func (d delegate) NotifyLeave(n *memberlist.Node)  { d.note(n, false) }
+
+func (d delegate) note(n *memberlist.Node, alive bool) {
+	s := Seen{Alive: alive, Since: time.Now()}
+	if ip, ok := netip.AddrFromSlice(n.Addr); ok {
+		s.Addr = netip.AddrPortFrom(ip.Unmap(), n.Port)
 	}
-	return b
+	// A later version may say more; what cannot be read at all is no reason to call a node dead.
+	if err := json.Unmarshal(n.Meta, &s.Record); err != nil && len(n.Meta) > 0 {
+		d.g.cfg.Log.Warn("unreadable gossip record", "node", n.Name, "err", err)
+	}
+	d.g.mu.Lock()
+	if old, ok := d.g.seen[n.Name]; ok && old.Alive == alive {
+		s.Since = old.Since
+	}
+	d.g.seen[n.Name] = s
+	d.g.mu.Unlock()
+	d.g.cfg.Changed()
 }
+
+func (d delegate) NodeMeta(int) []byte {
+	d.g.mu.Lock()
+	defer d.g.mu.Unlock()
+	return d.g.record
+}
+
 func (delegate) NotifyMsg([]byte)                {}
 func (delegate) GetBroadcasts(int, int) [][]byte { return nil }
 func (delegate) LocalState(bool) []byte          { return nil }
 func (delegate) MergeRemoteState([]byte, bool)   {}
 
-// logLines turns memberlist's "[LEVEL] memberlist: text" into records.
-type logLines struct{ to *slog.Logger }
+var (
+	_ memberlist.Delegate      = delegate{}
+	_ memberlist.EventDelegate = delegate{}
+)
 
-func (l logLines) Write(b []byte) (int, error) {
-	line := strings.TrimSpace(string(b))
-	level := slog.LevelDebug
-	switch {
-	case strings.HasPrefix(line, "[ERR"):
-		level = slog.LevelWarn // of one packet or peer; none of them stops gossip
-	case strings.HasPrefix(line, "[WARN"):
-		level = slog.LevelInfo
+// lines passes memberlist's log on to slog, by the level in brackets that begins each line.
+type lines struct{ log *slog.Logger }
+
+func (l lines) Write(b []byte) (int, error) {
+	level, text := slog.LevelInfo, bytes.TrimSpace(b)
+	for prefix, lv := range map[string]slog.Level{
+		"[DEBUG] ": slog.LevelDebug, "[INFO] ": slog.LevelInfo, "[WARN] ": slog.LevelWarn,
+		"[ERR] ": slog.LevelError, "[ERROR] ": slog.LevelError,
+	} {
+		if rest, ok := bytes.CutPrefix(text, []byte(prefix)); ok {
+			level, text = lv, rest
+			break
+		}
 	}
-	l.to.Log(context.Background(), level, line)
+	l.log.Log(context.Background(), level, string(text))
 	return len(b), nil
 }
