@@ -203,13 +203,7 @@ func (t *tx) removeNode(c RemoveNode) *Rejection {
 	case len(t.Nodes) == 1:
 		return reject("last-node", "", fmt.Sprintf("%s is the last node, and a mesh has at least one", n.Name), "run meshd leave on it to end the mesh")
 	}
-	var leaving []string
-	for name, a := range t.Assignments {
-		if a.Node == c.ID {
-			leaving = append(leaving, name)
-		}
-	}
-	slices.Sort(leaving)
+	leaving := t.assignmentsOn(c.ID)
 	if r := t.refuseConsumed(leaving); r != nil {
 		return r
 	}

@@ -155,7 +155,7 @@ func (p *Plan) assignments(before, after *State) {
 		case was && old.Node != a.Node:
 			p.add(EffectRestart, WhatAssignment, name, append(on, before.homes(name)...), "%s moves from %s to %s", name, before.NodeName(old.Node), after.NodeName(a.Node))
 		case runs && !ran:
-			p.add(EffectStart, WhatAssignment, name, on, "%s is started on %s once its bindings are delivered", name, after.NodeName(a.Node))
+			p.add(EffectStart, WhatAssignment, name, on, "%s is started on %s%s", name, after.NodeName(a.Node), onceDelivered(module))
 		case ran && !runs:
 			p.add(EffectStop, WhatAssignment, name, on, "%s is stopped, and is external from now on", name)
 		case !was:
@@ -170,10 +170,18 @@ func (p *Plan) assignments(before, after *State) {
 	}
 }
 
+func onceDelivered(m Module) string {
+	if len(m.Requires) == 0 {
+		return ""
+	}
+	return " once its bindings are delivered"
+}
+
 // rebound reports whether the assignment gets another credential.
 func rebound(before, after *State, assignment string) bool {
 	return slices.ContainsFunc(after.bindingsOf(assignment), func(id string) bool {
-		return before.Bindings[id].Resource != after.Bindings[id].Resource
+		b := after.Bindings[id]
+		return b.Provider != "" && b.Resource != before.Bindings[id].Resource
 	})
 }
 

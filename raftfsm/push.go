@@ -108,11 +108,8 @@ func (t *tx) changeModule(old, m Module) *Rejection {
 	}
 	put(t, t.Modules, m.Name, m)
 	t.event("module %s changed", m.Name)
-	for _, name := range sorted(t.Assignments) {
+	for _, name := range t.assignmentsOf(m.Name) {
 		a := t.Assignments[name]
-		if a.Module != m.Name {
-			continue
-		}
 		t.touched[name] = ""
 		if !same(old.with(a).launch(), m.with(a).launch()) {
 			a.Revision = t.Index

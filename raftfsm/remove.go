@@ -54,13 +54,7 @@ func (t *tx) removeAssignment(a Assignment) *Rejection {
 }
 
 func (t *tx) removeModule(module string) *Rejection {
-	var names []string
-	for name, a := range t.Assignments {
-		if a.Module == module {
-			names = append(names, name)
-		}
-	}
-	slices.Sort(names)
+	names := t.assignmentsOf(module)
 	if r := t.refuseRemoval(names); r != nil {
 		return r
 	}
@@ -69,6 +63,18 @@ func (t *tx) removeModule(module string) *Rejection {
 	drop(t, t.Modules, module)
 	t.event("module %s removed", module)
 	return t.resolve()
+}
+
+// assignmentsOf lists the assignments of the module, in order.
+func (s *State) assignmentsOf(module string) []string {
+	var out []string
+	for name, a := range s.Assignments {
+		if a.Module == module {
+			out = append(out, name)
+		}
+	}
+	slices.Sort(out)
+	return out
 }
 
 // refuseRemoval refuses to remove providers that still have something to do.

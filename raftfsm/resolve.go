@@ -18,9 +18,15 @@ type resolution struct {
 
 // ProvidersOf lists the assignments that provide the kind, in order.
 func (s *State) ProvidersOf(kind string) []string {
+	modules := map[string]bool{} // few of them, so this is quicker than to ask each assignment
+	for name, m := range s.Modules {
+		if has(m.Provides, kind) {
+			modules[name] = true
+		}
+	}
 	var out []string
-	for name := range s.Assignments {
-		if s.provides(name, kind) {
+	for name, a := range s.Assignments {
+		if modules[a.Module] {
 			out = append(out, name)
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 )
 
 // snapshotFormat heads every snapshot. A build refuses a newer one with a
@@ -59,5 +60,12 @@ func Restore(r io.Reader) (*State, error) {
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
 		return nil, fmt.Errorf("read snapshot: %w: something follows it", ErrUndecodable)
 	}
-	return snap.State, nil
+	s := snap.State
+	if slices.Contains([]bool{
+		s.Nodes == nil, s.Removed == nil, s.Tokens == nil, s.Seats == nil, s.Modules == nil, s.Everywhere == nil, s.Assignments == nil,
+		s.Bindings == nil, s.Resources == nil, s.Withdrawals == nil, s.Providers == nil, s.Parts == nil,
+	}, true) {
+		return nil, fmt.Errorf("read snapshot: %w: a part of it is null", ErrUndecodable)
+	}
+	return s, nil
 }
