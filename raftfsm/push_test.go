@@ -6,31 +6,45 @@ import (
 	"testing"
 )
 
-// TestRefusedDocuments has each rule for a document on its own: the sentence,
-// the place and the way out are what a user reads.
-func TestRefusedDocuments(t *testing.T) {
+// refusal is a rule for a document on its own: the sentence, the place and the
+// way out are what a user reads.
+type refusal struct {
+	docs                 []any
+	code, path, sentence string
+}
+
+func checkRefusals(t *testing.T, refusals []refusal) {
+	t.Helper()
+	for _, c := range refusals {
+		b := story(t)
+		r := b.refused("alpha", push(c.docs...), c.code, c.sentence)
+		if r.Path != c.path {
+			t.Errorf("%s: the place is %q, want %q", c.sentence, r.Path, c.path)
+		}
+	}
+}
+
+const nameHint = "one is 1 to 40 of a-z, 0-9 and -, and begins with a letter or a digit; write another name"
+
+func TestRefusedModules(t *testing.T) {
 	module := func(edit func(*Module)) Module {
 		m := app("web", Requirement{Provider: "pg-main"})
 		edit(&m)
 		return m
 	}
-	const name = "one is 1 to 40 of a-z, 0-9 and -, and begins with a letter or a digit; write another name"
-	for _, c := range []struct {
-		docs                 []any
-		code, path, sentence string
-	}{
+	checkRefusals(t, []refusal{
 		{nil, "empty-push", "", "the push has no document; push a file with a module, assign or seat document"},
-		{[]any{Module{Name: "-x"}}, "bad-name", "module", `"-x" is no module name: ` + name},
-		{[]any{Module{Name: strings.Repeat("x", 80)}}, "bad-name", "module", `"` + strings.Repeat("x", 57) + `..." is no module name: ` + name},
-		{[]any{module(func(m *Module) { m.Claims = []string{"A"} })}, "bad-name", "module/web/claims", `"A" is no seat name: ` + name},
-		{[]any{module(func(m *Module) { m.Provides = map[string]Provide{"A": {}} })}, "bad-name", "module/web/provides", `"A" is no kind name: ` + name},
-		{[]any{module(func(m *Module) { m.Requires["D/B"] = Requirement{Kind: "redis"} })}, "bad-name", "module/web/requires", `"D/B" is no requirement name: ` + name},
-		{[]any{module(func(m *Module) { m.Requires["db"] = Requirement{} })}, "bad-name", "module/web/requires/db", `"" is no kind name: ` + name},
+		{[]any{Module{Name: "-x"}}, "bad-name", "module", `"-x" is no module name: ` + nameHint},
+		{[]any{Module{Name: strings.Repeat("x", 80)}}, "bad-name", "module", `"` + strings.Repeat("x", 57) + `..." is no module name: ` + nameHint},
+		{[]any{module(func(m *Module) { m.Claims = []string{"A"} })}, "bad-name", "module/web/claims", `"A" is no seat name: ` + nameHint},
+		{[]any{module(func(m *Module) { m.Provides = map[string]Provide{"A": {}} })}, "bad-name", "module/web/provides", `"A" is no kind name: ` + nameHint},
+		{[]any{module(func(m *Module) { m.Requires["D/B"] = Requirement{Kind: "redis"} })}, "bad-name", "module/web/requires", `"D/B" is no requirement name: ` + nameHint},
+		{[]any{module(func(m *Module) { m.Requires["db"] = Requirement{} })}, "bad-name", "module/web/requires/db", `"" is no kind name: ` + nameHint},
 		{[]any{module(func(m *Module) { m.Requires["db"] = Requirement{Kind: pgKind, Provider: "a", Node: "b"} })}, "two-names", "module/web/requires/db",
 			"requirement db of module web names both a provider and a node, and either is enough; keep one of the two"},
 		{[]any{module(func(m *Module) { m.Requires["db"] = Requirement{Kind: pgKind, Provider: "a b"} })}, "bad-name", "module/web/requires/db",
 			`"a b" cannot be the name of an assignment: that is what its as: says, or MODULE@NODE; meshd providers and meshd status list the names`},
-		{[]any{module(func(m *Module) { m.Requires["db"] = Requirement{Kind: pgKind, Node: "B"} })}, "bad-name", "module/web/requires/db", `"B" is no node name: ` + name},
+		{[]any{module(func(m *Module) { m.Requires["db"] = Requirement{Kind: pgKind, Node: "B"} })}, "bad-name", "module/web/requires/db", `"B" is no node name: ` + nameHint},
 		{[]any{module(func(m *Module) { m.Requires["db"] = Requirement{Kind: pgKind, Proof: "word"} })}, "bad-proof", "module/web/requires/db",
 			`"word" is no proof that requirement db is in use; write proof: login, health or delivered`},
 		{[]any{module(func(m *Module) { m.Requires["db"] = Requirement{Kind: pgKind, Proof: ProofHealth} })}, "bad-proof", "module/web/requires/db",
@@ -43,7 +57,7 @@ func TestRefusedDocuments(t *testing.T) {
 		})}, "bad-handler", "module/web/serves/store/query", "verb query is answered in exactly one way; write one of exec, http, bus and builtin"},
 		{[]any{module(func(m *Module) { m.Tools = map[string]Handler{"size": {Bus: true, HTTP: "http://x"}} })}, "bad-handler", "module/web/tools/size",
 			"tool size is answered in exactly one way; write one of exec, http, bus and builtin"},
-		{[]any{module(func(m *Module) { m.Tools = map[string]Handler{"S": {Bus: true}} })}, "bad-name", "module/web/tools", `"S" is no tool name: ` + name},
+		{[]any{module(func(m *Module) { m.Tools = map[string]Handler{"S": {Bus: true}} })}, "bad-name", "module/web/tools", `"S" is no tool name: ` + nameHint},
 		{[]any{module(func(m *Module) { m.Calls = []string{"store.query", "query"} })}, "bad-call", "module/web/calls/1",
 			`"query" is not something to call; write SEAT.VERB, NODE/SEAT.VERB or NODE/MODULE.TOOL`},
 		{[]any{module(func(m *Module) { m.OnRotate = "reload" })}, "bad-on-rotate", "module/web/on-rotate",
@@ -60,10 +74,14 @@ func TestRefusedDocuments(t *testing.T) {
 		{[]any{pg(), pg()}, "twice", "module/pg", "module pg is described twice in one push; keep one of the two documents"},
 		{[]any{Module{Name: "pg"}}, "still-consumed", "module/pg/provides",
 			"module pg no longer provides what shop@gamma/db is bound to; keep the provision, or remove those consumers or bind them to another provider first"},
+	})
+}
 
-		{[]any{Seat{Name: "S"}}, "bad-name", "seat", `"S" is no seat name: ` + name},
-		{[]any{Seat{Name: "s", Scope: ScopeMesh, Verbs: []string{"a.b"}}}, "bad-name", "seat/s/verbs", `"a.b" is no verb name: ` + name},
-		{[]any{Seat{Name: "s", Scope: ScopeMesh, Delivers: "K"}}, "bad-name", "seat/s/delivers", `"K" is no kind name: ` + name},
+func TestRefusedSeats(t *testing.T) {
+	checkRefusals(t, []refusal{
+		{[]any{Seat{Name: "S"}}, "bad-name", "seat", `"S" is no seat name: ` + nameHint},
+		{[]any{Seat{Name: "s", Scope: ScopeMesh, Verbs: []string{"a.b"}}}, "bad-name", "seat/s/verbs", `"a.b" is no verb name: ` + nameHint},
+		{[]any{Seat{Name: "s", Scope: ScopeMesh, Delivers: "K"}}, "bad-name", "seat/s/delivers", `"K" is no kind name: ` + nameHint},
 		{[]any{Seat{Name: "s", Scope: "world"}}, "bad-scope", "seat/s/scope", `"world" is no scope of a seat; write scope: mesh or scope: node`},
 		{[]any{Seat{Name: "s", Scope: ScopeNode, Want: "pg-main"}}, "no-holder", "seat/s",
 			"seat s has scope node: every node that runs a claimant serves it, and there is no holder to name or to replace; leave holder and failover out, or write scope: mesh"},
@@ -77,9 +95,13 @@ func TestRefusedDocuments(t *testing.T) {
 			"shop@gamma cannot hold seat store: its module shop does not claim it; add claims: [store] to module shop"},
 		{[]any{Seat{Name: "store", Scope: ScopeMesh, Want: "pg-mian"}}, "no-assignment", "seat/store/holder",
 			`seat store names "pg-mian" as its holder, and there is no such assignment; write holder: pg-main; push its assignment, or push with --pending to wait for it`},
+	})
+}
 
+func TestRefusedAssignments(t *testing.T) {
+	checkRefusals(t, []refusal{
 		{[]any{on("shpo", "gamma")}, "no-module", "assign/0", `module "shpo" is assigned, and no such module is known; write assign: shop; push its module document as well`},
-		{[]any{on("shop", "beta", as("S"))}, "bad-name", "assign/0/as", `"S" is no assignment name: ` + name},
+		{[]any{on("shop", "beta", as("S"))}, "bad-name", "assign/0/as", `"S" is no assignment name: ` + nameHint},
 		{[]any{Assign{Module: "shop"}}, "bad-assign", "assign/0", "the assignment of shop needs either nodes by name or all of them; write node: NAME, nodes: [NAME, ...] or nodes: all"},
 		{[]any{Assign{Module: "shop", All: true, Nodes: []string{"alpha"}}}, "bad-assign", "assign/0",
 			"the assignment of shop needs either nodes by name or all of them; write node: NAME, nodes: [NAME, ...] or nodes: all"},
@@ -94,7 +116,11 @@ func TestRefusedDocuments(t *testing.T) {
 		{[]any{on("shop", "beta", bound("db", "p m"))}, "bad-name", "assign/0/bind/db",
 			`"p m" cannot be the name of an assignment: that is what its as: says, or MODULE@NODE; meshd providers and meshd status list the names`},
 		{[]any{on("shop", "beta", func(a *Assign) { a.Limits = &Limits{PIDs: -1} })}, "bad-limits", "assign/0/limits", "the assignment of shop has a limit below zero; leave a limit out to have none"},
+	})
+}
 
+func TestRefusedDefaults(t *testing.T) {
+	checkRefusals(t, []refusal{
 		{[]any{on("shop", "beta", deflt(pgKind))}, "bad-default", "assign/0/default", "shop@beta cannot be the default of postgres-database: its module shop does not provide it; leave postgres-database out of default"},
 		{[]any{on("pg", "all", deflt(pgKind))}, "bad-default", "assign/0/default",
 			"the assignment of pg to all nodes cannot be a default: a kind has one; assign it to that one node by name as well, and write default: there"},
@@ -106,13 +132,7 @@ func TestRefusedDocuments(t *testing.T) {
 			"seat store delivers postgres-database, so its holder is the default, and pg-main declares another; leave default out of pg-main, or delivers out of the seat"},
 		{[]any{on("pg", "alpha", as("pg-main"), deflt(pgKind), exclusive)}, "exclusive", "assign/0/default",
 			"pg-main is the exclusive provider of postgres-database, and there would be pg-apps, pg-main; leave exclusive out of pg-main, or the others out of the push"},
-	} {
-		b := story(t)
-		r := b.refused("alpha", push(c.docs...), c.code, c.sentence)
-		if r.Path != c.path {
-			t.Errorf("%s: the place is %q, want %q", c.sentence, r.Path, c.path)
-		}
-	}
+	})
 }
 
 func TestASecondDefaultNamesTheFirst(t *testing.T) {
