@@ -18,6 +18,9 @@ import (
 const (
 	firstPause = 10 * time.Millisecond
 	lastPause  = 250 * time.Millisecond
+	// leastTime is what must be left for another try. With less, a certain "it has not run" would be
+	// traded for a doubtful "timed out".
+	leastTime = 100 * time.Millisecond
 )
 
 // Call asks for t in the name of caller and returns the answer, or a *CallError that says why there is
@@ -70,6 +73,9 @@ func (b *Bus) Call(ctx context.Context, caller Caller, t Target, data []byte) (R
 			return Reply{}, fail(CodeUnreachable, "node %s is stopping", b.cfg.NodeName)
 		}
 		again.Stop()
+		if deadline, _ := ctx.Deadline(); time.Until(deadline) < leastTime {
+			return Reply{}, gaveUp(err, tries, time.Since(began))
+		}
 	}
 }
 

@@ -105,7 +105,7 @@ func TestCloseWaitsForHandlers(t *testing.T) {
 	closed := make(chan error, 1)
 	go func() { closed <- alpha.Close(within(t, patience)) }()
 	<-alpha.work.quit
-	_, err := beta.Call(within(t, 100*time.Millisecond), Caller{Node: "beta"}, query, nil)
+	_, err := beta.Call(within(t, time.Second), Caller{Node: "beta"}, query, nil)
 	wantCode(t, err, CodeUnreachable, "alpha is stopping")
 	close(release)
 	must(t, <-done)
@@ -197,9 +197,7 @@ func TestExpulsion(t *testing.T) {
 		_, err = n.Call(within(t, patience), Caller{Node: n.name}, query, nil)
 		must(t, err)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
-	defer cancel()
-	_, err := out.Call(ctx, Caller{Node: "gamma"}, query, nil)
+	_, err := out.Call(within(t, time.Second), Caller{Node: "gamma"}, query, nil)
 	wantCode(t, err, CodeUnreachable, "alpha is silent")
 	// It may come back when it is listed again.
 	m.dir.Nodes["gamma"] = Node{}
@@ -239,7 +237,7 @@ func TestMembersComeAndGoUnderCalls(t *testing.T) {
 					return
 				default:
 				}
-				if _, err := m.nodes[name].Call(context.Background(), Caller{Node: name}, query, nil); err != nil {
+				if _, err := m.nodes[name].Call(context.Background(), Caller{Node: name}, query, nil); err != nil && !m.starved() {
 					t.Error(err)
 					return
 				}
