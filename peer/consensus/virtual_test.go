@@ -102,7 +102,7 @@ func TestNothingAcknowledgedIsLostUnderFaults(t *testing.T) {
 					mu.Lock()
 					record = append(record, x)
 					mu.Unlock()
-					time.Sleep(25 * time.Millisecond)
+					time.Sleep(100 * time.Millisecond)
 				}
 			})
 		}
@@ -311,6 +311,7 @@ func TestBootstrapIsRefusedWhereThereIsALog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, ms := virtual(t, "a", "b")
 		ms.form(t)
+		ms.agree(t) // a node that was added and has heard nothing yet has no log
 		for _, m := range ms {
 			if err := m.node.Bootstrap(); !errors.Is(err, consensus.ErrBootstrapped) {
 				t.Errorf("bootstrap of %s: %v", m.id, err)
