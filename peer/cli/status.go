@@ -1,0 +1,242 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"meshd/peer/api"
+	"meshd/raftfsm"
+)
+
+// glance is the whole mesh, or all that concerns one name, as -o json gives it.
+type glance struct {
+	Mesh        string          `json:"mesh"`
+	Self        string          `json:"self"`
+	Index       uint64          `json:"index"`
+	Leader      string          `json:"leader"`
+	Age         float64         `json:"age"` // seconds since the last word from a leader; -1 is never
+	Quorum      bool            `json:"quorum"`
+	Missing     []string        `json:"missing"`
+	Nodes       []nodeRow       `json:"nodes"`
+	Seats       []seatRow       `json:"seats"`
+	Providers   []providerRow   `json:"providers"`
+	Bindings    []bindingRow    `json:"bindings"`
+	Modules     []assignmentRow `json:"modules"`
+	Withdrawals []problem       `json:"withdrawals"`
+	Refused     []api.Refusal   `json:"refused"`
+	Unready     []problem       `json:"unready"`
+}
+
+func newStatusCommand() *cobra.Command {
+	return withOutput(&cobra.Command{
+		Use:   "status [NAME]",
+		Short: "The mesh at a glance, and what is un-ready; with a name, what concerns that",
+		Long: `The mesh at a glance: nodes, seats, providers, bindings, modules, and what is un-ready, why,
+where and since when. It reads this node's own copy and works without a quorum.
+Exit code 2 if anything shown is un-ready.`,
+		Args:              takes(0, 1),
+		ValidArgsFunction: completeNames(anyName),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			o, err := look(cmd)
+			if err != nil {
+				return err
+			}
+			g := glanceAt(o)
+			if len(args) == 1 && !g.narrow(args[0]) {
+				return unknown("node, module, assignment, seat, provider or binding", args[0], anyName(o))
+			}
+			if err := show(cmd, g, func(w io.Writer, colour bool) { g.write(w, o, colour) }); err != nil {
+				return err
+			}
+			if len(g.Unready) > 0 {
+				return exit(exitWaiting)
+			}
+			return nil
+		},
+	})
+}
+
+func glanceAt(o api.Overview) *glance {
+	g := &glance{
+		Mesh: o.State.Mesh.ID, Self: o.Self, Index: o.Index, Leader: o.Leader, Age: -1, Quorum: o.Quorum, Missing: some(o.Missing),
+		Nodes: nodeRows(o), Seats: seatRows(o), Providers: providerRows(o), Bindings: bindingRows(o), Modules: assignmentRows(o),
+		Withdrawals: []problem{}, Refused: some(o.Refused), Unready: problems(o),
+	}
+	if o.Age >= 0 {
+		g.Age = o.Age.Seconds()
+	}
+	for _, id := range sorted(o.State.Withdrawals) {
+		g.Withdrawals = append(g.Withdrawals, withdrawalProblem(o, id))
+	}
+	return g
+}
+
+// narrow keeps what concerns name, and reports whether anything does.
+func (g *glance) narrow(name string) bool {
+	keep := func(names ...string) bool {
+		return slices.ContainsFunc(names, func(n string) bool { return n == name || strings.HasPrefix(n, name+"/") })
+	}
+	g.Nodes = slices.DeleteFunc(g.Nodes, func(r nodeRow) bool { return !keep(r.Name) })
+	g.Seats = slices.DeleteFunc(g.Seats, func(r seatRow) bool { return !keep(r.Seat, r.Holder, r.Node) })
+	g.Providers = slices.DeleteFunc(g.Providers, func(r providerRow) bool { return !keep(r.Provider, r.Node, r.Kind) })
+	g.Modules = slices.DeleteFunc(g.Modules, func(r assignmentRow) bool { return !keep(r.Assignment, r.Module, r.Node) })
+	known := map[string]bool{}
+	for _, r := range g.Modules {
+		known[r.Assignment] = true
+	}
+	g.Bindings = slices.DeleteFunc(g.Bindings, func(r bindingRow) bool { return !keep(r.Binding, r.Provider, r.Kind) && !known[r.Consumer] })
+	g.Withdrawals = slices.DeleteFunc(g.Withdrawals, func(p problem) bool { return !keep(p.Name, p.Node) })
+	g.Refused = slices.DeleteFunc(g.Refused, func(r api.Refusal) bool { return !known[r.Assignment] })
+	for _, r := range g.Bindings {
+		known[r.Binding] = true
+	}
+	g.Unready = slices.DeleteFunc(g.Unready, func(p problem) bool { return !keep(p.Name, p.Node) && !known[p.Name] })
+	return len(g.Nodes)+len(g.Seats)+len(g.Providers)+len(g.Modules)+len(g.Bindings)+len(g.Withdrawals) > 0
+}
+
+func (g *glance) write(w io.Writer, o api.Overview, colour bool) {
+	fmt.Fprintln(w, strings.Join(wrap(standing(o), columns), "\n"))
+	section := func(name string, t table) {
+		if len(t.rows) > 0 {
+			fmt.Fprintf(w, "\n%s\n", name)
+			t.write(w, "  ", colour)
+		}
+	}
+	section("nodes", nodeTable(g.Nodes))
+	section("seats", seatTable(g.Seats))
+	section("providers", providerTable(g.Providers))
+	section("bindings", bindingTable(g.Bindings))
+	section("modules", assignmentTable(g.Modules))
+	section("withdrawals", problemTable(o, g.Withdrawals))
+	section("refused on the bus of "+g.Self, refusedTable(o, g.Refused))
+	section("un-ready", problemTable(o, g.Unready))
+	if len(g.Unready) == 0 {
+		fmt.Fprintln(w, "\nall ready")
+	}
+}
+
+// standing is the line that says how good the answer is.
+func standing(o api.Overview) string {
+	if o.Quorum {
+		return fmt.Sprintf("mesh %s seen from %s: index %d, leader %s, %s old", o.State.Mesh.ID, o.Self, o.Index, o.Leader, span(o.Age))
+	}
+	age := "as it was when this node last ran"
+	if o.Age >= 0 {
+		age = span(o.Age) + " old"
+	}
+	return fmt.Sprintf("mesh %s seen from %s has no quorum: %s. Nothing can be changed, and what runs goes on. This is index %d, %s.",
+		o.State.Mesh.ID, o.Self, noQuorum(o), o.Index, age)
+}
+
+func problemTable(o api.Overview, all []problem) table {
+	t := table{state: 1}
+	for _, p := range all {
+		since := ""
+		if !p.Since.IsZero() {
+			since = "for " + ago(o.Now, p.Since)
+		}
+		t.rows = append(t.rows, []string{p.What + " " + p.Name, p.State, since, p.Text})
+	}
+	return t
+}
+
+func refusedTable(o api.Overview, all []api.Refusal) table {
+	t := table{heads: []string{"ASSIGNMENT", "SUBJECT", "TIMES", "LAST"}, state: -1}
+	for _, r := range all {
+		t.rows = append(t.rows, []string{r.Assignment, r.Subject, fmt.Sprint(r.Count), ago(o.Now, r.Last)})
+	}
+	return t
+}
+
+// unknown refuses a name that there is not, with the near ones.
+func unknown(what, name string, known []string) error {
+	e := &api.Error{Code: "unknown", Text: fmt.Sprintf("there is no %s %q", what, name), Remedy: "meshd status lists what there is"}
+	for _, k := range known {
+		if len(e.Candidates) < 5 && (strings.Contains(k, name) || near(k, name)) {
+			e.Candidates = append(e.Candidates, k)
+		}
+	}
+	return e
+}
+
+// near reports whether the two differ by one letter: replaced, left out, put in
+// or swapped with its neighbour.
+func near(a, b string) bool {
+	if len(a) < len(b) {
+		a, b = b, a
+	}
+	i := 0
+	for i < len(b) && a[i] == b[i] {
+		i++
+	}
+	switch len(a) - len(b) {
+	case 0:
+		swapped := i+1 < len(a) && a[i] == b[i+1] && a[i+1] == b[i] && a[i+2:] == b[i+2:]
+		return i == len(a) || a[i+1:] == b[i+1:] || swapped
+	case 1:
+		return a[i+1:] == b[i:]
+	}
+	return false
+}
+
+// story is what is known of one thing, line by line, as text and for -o json.
+type story struct {
+	lines [][]string
+}
+
+func (s *story) add(label, format string, args ...any) {
+	s.lines = append(s.lines, []string{label, fmt.Sprintf(format, args...)})
+}
+
+func (s *story) write(w io.Writer, title string) {
+	fmt.Fprintln(w, title)
+	table{rows: s.lines, state: -1}.write(w, "  ", false)
+}
+
+// addTries adds what is tried in vain.
+func (s *story) addTries(now time.Time, tries []api.Try) {
+	for _, t := range tries {
+		s.add("tried", "%s", tried(now, t))
+	}
+}
+
+// tried is one failing work as a line: what, how it fails, and what comes next.
+func tried(now time.Time, t api.Try) string {
+	next := "now"
+	if d := t.Next.Sub(now); d > 0 {
+		next = "in " + span(d)
+	}
+	return fmt.Sprintf("%s (%s): %s; for %s, %s, next %s", t.Step, t.Class, t.Text, ago(now, t.Since), tries(t.Tries), next)
+}
+
+func tries(n int) string {
+	if n == 1 {
+		return "1 try"
+	}
+	return fmt.Sprintf("%d tries", n)
+}
+
+// concerning keeps the tries about the names: bindings, assignments, providers.
+func concerning(all []api.Try, names ...string) []api.Try {
+	out := []api.Try{}
+	for _, t := range all {
+		words := strings.FieldsFunc(t.Key, func(r rune) bool { return r == ' ' || r == ':' || r == '#' })
+		if slices.ContainsFunc(words, func(w string) bool { return slices.Contains(names, w) }) {
+			out = append(out, t)
+		}
+	}
+	return out
+}
+
+// about are the names of all that works on the binding.
+func about(b raftfsm.Binding) func(api.Try) bool {
+	preflight := raftfsm.ProviderID(b.Provider, b.Kind) + ": preflight"
+	return func(t api.Try) bool {
+		return t.Key == preflight || len(concerning([]api.Try{t}, b.ID(), b.Consumer)) > 0
+	}
+}

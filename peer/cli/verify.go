@@ -1,0 +1,47 @@
+package cli
+
+import (
+	"errors"
+	"io"
+
+	"github.com/spf13/cobra"
+)
+
+func newVerifyCommand() *cobra.Command {
+	return withOutput(&cobra.Command{
+		Use:   "verify",
+		Short: "Compare who answers each seat with who is named",
+		Long: `Ask every node which seats it announces, and compare with whom the log names. Exit code 3 on a
+difference, 1 when some node could not be asked.`,
+		Args: takes(0, 0),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c := dial(cmd)
+			defer c.Close()
+			v, err := c.Verify(cmd.Context())
+			if err != nil {
+				return err
+			}
+			err = show(cmd, v, func(w io.Writer, colour bool) {
+				t := table{heads: []string{"NODE", "SEAT", "DIFFERENCE"}, state: -1}
+				for _, f := range v.Findings {
+					t.rows = append(t.rows, []string{f.Node, f.Seat, f.Text})
+				}
+				switch {
+				case len(t.rows) > 0:
+					t.write(w, "", colour)
+				case v.Problem == "":
+					io.WriteString(w, "every seat is answered by who is named, and by nobody else\n") // w is memory
+				}
+			})
+			switch {
+			case err != nil:
+				return err
+			case len(v.Findings) > 0:
+				return exit(exitDiffers)
+			case v.Problem != "":
+				return errors.New(v.Problem)
+			}
+			return nil
+		},
+	})
+}
