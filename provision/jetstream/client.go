@@ -6,10 +6,10 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -28,94 +28,121 @@ const (
 	checkLimit = 15 * time.Second
 )
 
-// checkClient is the name that a check gives its connection.
+// checkClient is the name that our own connections have.
 const checkClient = "meshd check"
 
-// client is a connection made from a binding. A refused publish shows only as a
-// request that nobody answers: the client ends the wait and keeps the reason.
+// client is a connection of ours. A refused publish, and a connection that was
+// lost, show only as a request that nobody answers: both end ctx, with the reason
+// as its cause. Close it.
 type client struct {
 	*nats.Conn
-	giveUp  context.CancelFunc
-	mu      sync.Mutex
-	refused error
+	js  jetstream.JetStream
+	ctx context.Context // for everything done on the connection
+	end context.CancelCauseFunc
 }
 
-// dial connects and logs in with fields and nothing else, under ctx. Afterwards
-// the client calls giveUp when the server refuses what it does.
-func dial(ctx context.Context, fields map[string]string, giveUp context.CancelFunc) (*client, error) {
-	const step = "log in"
-	via := &dialer{ctx: ctx}
-	c := &client{giveUp: giveUp}
-	options := []nats.Option{
-		nats.Name(checkClient), nats.NoReconnect(), nats.IgnoreDiscoveredServers(),
-		nats.SetCustomDialer(via), nats.SkipHostLookup(), nats.Timeout(dialLimit),
-		nats.UserInfo(fields["username"], fields["password"]), nats.CustomInboxPrefix(fields["inbox"]),
-		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { c.note(err) }),
+func (c *client) Close() {
+	c.Conn.Close() // also where the connection was never made
+	c.end(nil)
+}
+
+// explain returns err with its class, or, of the same step, the reason that err
+// is a consequence of.
+func (c *client) explain(step string, err error) error {
+	err = fault(step, err)
+	var e, reason *provision.Error
+	if errors.As(err, &e) && errors.As(context.Cause(c.ctx), &reason) {
+		return &provision.Error{Step: e.Step, Class: reason.Class, Err: reason.Err}
 	}
+	return err
+}
+
+// loginOptions returns what a binding asks for.
+func loginOptions(fields map[string]string) ([]nats.Option, error) {
+	options := []nats.Option{nats.UserInfo(fields["username"], fields["password"]), nats.CustomInboxPrefix(fields["inbox"])}
 	switch mode := fields["tls"]; mode {
 	case provision.Off:
 	case provision.Require:
-		options = append(options, nats.Secure(&tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: true}))
+		options = append(options, nats.Secure(notVerified()))
 	case provision.VerifyFull:
 		conf := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: fields["host"]}
 		if pem := fields["ca.crt"]; pem != "" {
 			conf.RootCAs = x509.NewCertPool()
 			if !conf.RootCAs.AppendCertsFromPEM([]byte(pem)) {
-				return nil, &provision.Error{Step: "read binding", Class: provision.BadConfig,
-					Err: errors.New("ca.crt holds no certificate")}
+				return nil, errors.New("ca.crt holds no certificate")
 			}
 		}
 		options = append(options, nats.Secure(conf))
 	default:
-		return nil, &provision.Error{Step: "read binding", Class: provision.BadConfig,
-			Err: fmt.Errorf("tls %q: must be verify-full, require or off", mode)}
+		return nil, fmt.Errorf("tls %q: must be verify-full, require or off", mode)
+	}
+	return options, nil
+}
+
+// notVerified is the mode require.
+func notVerified() *tls.Config {
+	return &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: true}
+}
+
+// dial connects under ctx, through inside or, where that is nil, to address.
+func dial(ctx context.Context, inside nats.InProcessConnProvider, address string, options ...nats.Option) (*client, error) {
+	via := &dialer{ctx: ctx, inside: inside}
+	c := &client{}
+	c.ctx, c.end = context.WithCancelCause(ctx)
+	options = append(options, nats.Name(checkClient), nats.Timeout(dialLimit),
+		nats.NoReconnect(), nats.IgnoreDiscoveredServers(), nats.SkipHostLookup(),
+		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
+			if errors.Is(err, nats.ErrPermissionViolation) {
+				c.end(&provision.Error{Class: provision.Refused, Err: err})
+			}
+		}),
+		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
+			c.end(&provision.Error{Class: provision.Unreachable, Err: errors.Join(nats.ErrDisconnected, err)})
+		}))
+	if inside != nil {
+		options = append(options, nats.InProcessServer(via))
+	} else {
+		options = append(options, nats.SetCustomDialer(via))
 	}
 	// The URL is without the login, because nats.go puts URLs into its errors.
-	conn, err := nats.Connect("nats://"+net.JoinHostPort(fields["host"], fields["port"]), options...)
+	var err error
+	c.Conn, err = nats.Connect("nats://"+address, options...)
 	via.done()
+	if err == nil {
+		c.js, err = jetstream.New(c.Conn)
+	}
+	if err == nil {
+		return c, nil
+	}
+	c.Close()
 	switch {
+	case ctx.Err() != nil:
+		return nil, fault("connect", fmt.Errorf("%w: %w", ctx.Err(), err))
 	case via.err != nil:
 		return nil, &provision.Error{Step: "connect", Class: provision.Unreachable, Err: via.err}
-	case err != nil && ctx.Err() != nil:
-		return nil, &provision.Error{Step: step, Class: provision.TimedOut, Err: fmt.Errorf("%w: %w", ctx.Err(), err)}
-	case err != nil:
-		return nil, fault(step, err)
 	}
-	c.Conn = conn
-	return c, nil
-}
-
-func (c *client) note(err error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.refused == nil && errors.Is(err, nats.ErrPermissionViolation) {
-		c.refused = err
-		c.giveUp()
-	}
-}
-
-// explain returns err, or the refusal that err is a consequence of.
-func (c *client) explain(err error) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	var e *provision.Error
-	if c.refused == nil || !errors.As(err, &e) {
-		return err
-	}
-	return &provision.Error{Step: e.Step, Class: provision.Refused, Err: c.refused}
+	return nil, fault("log in", err)
 }
 
 // dialer makes the one connection of a client. It keeps the error, which
 // nats.go replaces by "no servers", and ends the handshake with ctx, which
 // nats.go does not know.
 type dialer struct {
-	ctx  context.Context
-	err  error
-	stop func() bool
+	ctx    context.Context
+	inside nats.InProcessConnProvider
+	err    error
+	stop   func() bool
 }
 
+// Dial is for nats.SetCustomDialer.
 func (d *dialer) Dial(network, address string) (net.Conn, error) {
-	conn, err := (&net.Dialer{Timeout: dialLimit}).DialContext(d.ctx, network, address)
+	return d.hold((&net.Dialer{Timeout: dialLimit}).DialContext(d.ctx, network, address))
+}
+
+// InProcessConn is for nats.InProcessServer.
+func (d *dialer) InProcessConn() (net.Conn, error) { return d.hold(d.inside.InProcessConn()) }
+
+func (d *dialer) hold(conn net.Conn, err error) (net.Conn, error) {
 	if d.err = err; err != nil {
 		return nil, err
 	}
@@ -168,7 +195,8 @@ func classify(err error) provision.Class {
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, nats.ErrTimeout), errors.Is(err, os.ErrDeadlineExceeded):
 		return provision.TimedOut
 	case errors.As(err, &op), errors.Is(err, nats.ErrNoServers), errors.Is(err, nats.ErrConnectionClosed),
-		errors.Is(err, nats.ErrDisconnected):
+		errors.Is(err, nats.ErrDisconnected), errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF),
+		errors.Is(err, io.ErrClosedPipe), errors.Is(err, net.ErrClosed):
 		return provision.Unreachable
 	}
 	return provision.Internal

@@ -19,12 +19,12 @@ import (
 // KV is the kind kv-bucket: one key-value bucket for each resource. Its
 // Providers work on server; with nil, on a node that runs no store, Open fails
 // and the rest works.
-func KV(server *Server) provision.Kind { return kind{kvFlavour(), server} }
+func KV(server *Server) provision.Kind { return bucketKind{kvFlavour(), server} }
 
 // Object is the kind object-bucket: one object store for each resource. Its
 // Providers work on server; with nil, on a node that runs no store, Open fails
 // and the rest works.
-func Object(server *Server) provision.Kind { return kind{objectFlavour(), server} }
+func Object(server *Server) provision.Kind { return bucketKind{objectFlavour(), server} }
 
 // flavour is what tells the two kinds apart.
 type flavour struct {
@@ -43,14 +43,14 @@ type flavour struct {
 
 func (f flavour) account(bucket string) string { return f.prefix + bucket }
 
-type kind struct {
+type bucketKind struct {
 	flavour
 	server *Server
 }
 
-func (k kind) Name() string { return k.name }
+func (k bucketKind) Name() string { return k.name }
 
-func (k kind) Traits() provision.Traits {
+func (k bucketKind) Traits() provision.Traits {
 	return provision.Traits{Overlap: true, SeesInUse: true, TLS: true}
 }
 
@@ -65,13 +65,13 @@ const (
 // Open takes one option: "max-bytes", the size of every bucket, as a number of
 // bytes or with KiB, MiB or GiB; 64 MiB if absent. A bucket that is full
 // refuses writes and keeps what it has.
-func (k kind) Open(cfg provision.Config) (provision.Provider, error) {
+func (k bucketKind) Open(cfg provision.Config) (provision.Provider, error) {
 	const step = "open provider"
 	if k.server == nil {
 		return nil, &provision.Error{Step: step, Class: provision.BadConfig,
 			Err: errors.New("this node runs no embedded store: start it, or place the provider on a node that does")}
 	}
-	p := &provider{kind: k, cfg: cfg, maxBytes: defaultMaxBytes}
+	p := &provider{bucketKind: k, cfg: cfg, maxBytes: defaultMaxBytes}
 	var faults []error
 	if cfg.Mesh == "" {
 		faults = append(faults, errors.New("the mesh id is empty"))
@@ -120,7 +120,7 @@ func parseBytes(text string) (int64, error) {
 // Fields returns type, host, port, bucket, username, password, uri, tls, inbox
 // (the prefix that the client must set for its inboxes, because the login hears
 // no other) and, where the mode verifies against a CA of its own, ca.crt.
-func (k kind) Fields(at provision.Address, res provision.Resource, login provision.Login) map[string]string {
+func (k bucketKind) Fields(at provision.Address, res provision.Resource, login provision.Login) map[string]string {
 	fields := map[string]string{
 		"type":     k.typ,
 		"host":     at.Host,
@@ -154,36 +154,33 @@ func uri(fields map[string]string) string {
 // Check logs in with fields and writes, reads and deletes a value whose name
 // begins with meshd-probe. Nothing of it stays, but a watcher of the bucket sees
 // it come and go.
-func (k kind) Check(ctx context.Context, fields map[string]string) error {
+func (k bucketKind) Check(ctx context.Context, fields map[string]string) error {
 	_, err := k.check(ctx, fields)
 	return err
 }
 
 // check is Check; it also returns the id of the server that answered.
-func (k kind) check(ctx context.Context, fields map[string]string) (server string, err error) {
+func (k bucketKind) check(ctx context.Context, fields map[string]string) (server string, err error) {
 	if err := k.complete(fields); err != nil {
+		return "", &provision.Error{Step: "read binding", Class: provision.BadConfig, Err: err}
+	}
+	options, err := loginOptions(fields)
+	if err != nil {
 		return "", &provision.Error{Step: "read binding", Class: provision.BadConfig, Err: err}
 	}
 	ctx, cancel := context.WithTimeout(ctx, checkLimit)
 	defer cancel()
-	c, err := dial(ctx, fields, cancel)
+	c, err := dial(ctx, nil, net.JoinHostPort(fields["host"], fields["port"]), options...)
 	if err != nil {
 		return "", err
 	}
 	defer c.Close()
-	js, err := jetstream.New(c.Conn)
-	if err != nil {
-		return "", fault("log in", err)
-	}
-	if err := k.probe(ctx, js, fields["bucket"]); err != nil {
-		return "", c.explain(err)
-	}
-	return c.ConnectedServerId(), nil
+	return c.ConnectedServerId(), c.explain("use bucket", k.probe(c.ctx, c.js, fields["bucket"]))
 }
 
 // complete proves that fields are what Fields makes, with nothing missing, and
 // that the uri says the same as the parts.
-func (k kind) complete(fields map[string]string) error {
+func (k bucketKind) complete(fields map[string]string) error {
 	var faults []error
 	for _, name := range []string{"host", "port", "bucket", "username", "password", "inbox", "uri", "tls"} {
 		if fields[name] == "" {

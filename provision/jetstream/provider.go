@@ -22,7 +22,7 @@ var _ provision.Answerer = (*provider)(nil)
 // provider is the embedded store as one kind sees it. All state is the
 // server's.
 type provider struct {
-	kind
+	bucketKind
 	cfg      provision.Config
 	maxBytes int64 // of every bucket
 }
@@ -32,21 +32,21 @@ func (p *provider) Preflight(ctx context.Context) error {
 	const bucket = "probe"
 	p.server.probing.Lock()
 	defer p.server.probing.Unlock()
-	return p.asAdmin(probeAccount, func(js jetstream.JetStream) error {
+	return p.asAdmin(ctx, probeAccount, "try a bucket", func(c *client) error {
 		// Whatever an interrupted one left would count against the account.
 		for _, prefix := range []string{kvFlavour().prefix, objectFlavour().prefix} {
-			if err := js.DeleteStream(ctx, prefix+bucket); err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
+			if err := c.js.DeleteStream(c.ctx, prefix+bucket); err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
 				return fault("delete trial bucket", err)
 			}
 		}
 		mark := provision.Mark(p.cfg.Mesh, "preflight")
-		if err := p.ensure(ctx, js, bucket, mark, leastMaxBytes); err != nil {
+		if err := p.ensure(c.ctx, c.js, bucket, mark, leastMaxBytes); err != nil {
 			return fault("create trial bucket", err)
 		}
-		if err := p.probe(ctx, js, bucket); err != nil {
+		if err := p.probe(c.ctx, c.js, bucket); err != nil {
 			return err
 		}
-		return fault("delete trial bucket", js.DeleteStream(ctx, p.account(bucket)))
+		return fault("delete trial bucket", c.js.DeleteStream(c.ctx, p.account(bucket)))
 	})
 }
 
@@ -61,35 +61,40 @@ func (p *provider) Ensure(ctx context.Context, res provision.Resource, l provisi
 	if _, err := p.own(res, l.Name); err != nil {
 		return err
 	}
+	if err := p.server.up(ctx); err != nil {
+		return err
+	}
 	account := p.account(res.Name)
-	err := p.server.change(func(accounts map[string]bool, _ map[string]login) error {
-		accounts[account] = true
-		return nil
-	})
-	if err != nil {
+	if err := p.server.open(account); err != nil {
 		return fault("create account of bucket "+res.Name, err)
 	}
-	err = p.asAdmin(account, func(js jetstream.JetStream) error {
-		if _, err := p.stream(ctx, js, res); err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
+	err := p.asAdmin(ctx, account, "create bucket "+res.Name, func(c *client) error {
+		if _, err := p.stream(c, res); err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
 			return err
 		}
-		return fault("create bucket "+res.Name, p.ensure(ctx, js, res.Name, p.mark(res), p.maxBytes))
+		return p.ensure(c.ctx, c.js, res.Name, p.mark(res), p.maxBytes)
 	})
 	if err != nil {
 		return err
 	}
-	return fault("create login "+l.Name, p.server.change(func(_ map[string]bool, logins map[string]login) error {
-		want := login{Name: l.Name, Account: account, Mark: p.mark(res), Hash: logins[l.Name].Hash}
-		if bcrypt.CompareHashAndPassword([]byte(want.Hash), []byte(l.Secret)) != nil {
+	var replaced bool // the secret of a login that was there
+	err = p.server.change(func(logins map[string]login) error {
+		was, ok := logins[l.Name]
+		want := login{Name: l.Name, Account: account, Mark: p.mark(res), Hash: was.Hash}
+		if bcrypt.CompareHashAndPassword([]byte(was.Hash), []byte(l.Secret)) != nil {
 			hash, err := hashSecret(l.Secret)
 			if err != nil {
 				return err
 			}
-			want.Hash = hash
+			want.Hash, replaced = hash, ok
 		}
 		logins[l.Name] = want
 		return nil
-	}))
+	})
+	if err == nil && replaced {
+		_, err = p.server.cut(ctx, account, l.Name)
+	}
+	return fault("create login "+l.Name, err)
 }
 
 // Verify checks the delivery that a consumer would get, and that the address
@@ -106,40 +111,33 @@ func (p *provider) Verify(ctx context.Context, res provision.Resource, l provisi
 	return nil
 }
 
-func (p *provider) InUse(_ context.Context, l provision.Login) (int, error) {
+func (p *provider) InUse(ctx context.Context, l provision.Login) (int, error) {
+	if err := p.server.up(ctx); err != nil {
+		return 0, err
+	}
 	known, ok := p.server.snapshot()[l.Name]
 	if !ok {
 		return 0, nil
 	}
-	n, _, err := p.server.sessions(known.Account, l.Name)
-	return n, fault("count sessions of "+l.Name, err)
+	live, err := p.server.sessions(known.Account, l.Name)
+	return inUse(live), fault("count sessions of "+l.Name, err)
 }
 
-// Withdraw removes the logins, which is also what ends their sessions, waits
-// until the last has gone, and tries each.
+// Withdraw removes the logins, ends their sessions and tries each.
 func (p *provider) Withdraw(ctx context.Context, res provision.Resource, logins []provision.Login) (ended int, err error) {
-	var ours []login
 	for _, l := range logins {
 		if err := p.valid(res, l); err != nil {
 			return 0, err
 		}
-		known, err := p.own(res, l.Name)
-		if err != nil {
+		if _, err := p.own(res, l.Name); err != nil {
 			return 0, err
 		}
-		if known.Name != "" {
-			ours = append(ours, known)
-		}
 	}
-	for _, l := range ours {
-		n, _, err := p.server.sessions(l.Account, l.Name)
-		if err != nil {
-			return 0, fault("count sessions of "+l.Name, err)
-		}
-		ended += n
+	if err := p.server.up(ctx); err != nil {
+		return 0, err
 	}
-	err = p.server.change(func(_ map[string]bool, known map[string]login) error {
-		for _, l := range ours {
+	err = p.server.change(func(known map[string]login) error {
+		for _, l := range logins {
 			delete(known, l.Name)
 		}
 		return nil
@@ -147,55 +145,37 @@ func (p *provider) Withdraw(ctx context.Context, res provision.Resource, logins 
 	if err != nil {
 		return 0, fault("remove logins", err)
 	}
-	account := p.account(res.Name)
 	for _, l := range logins {
-		if err := p.gone(ctx, account, l); err != nil {
+		n, err := p.server.cut(ctx, p.account(res.Name), l.Name)
+		ended += n
+		if err == nil {
+			err = p.refused(ctx, l)
+		}
+		if err != nil {
 			return ended, err
 		}
 	}
 	return ended, nil
 }
 
-// goneLimit bounds the wait for cut sessions to disappear. It takes a
-// millisecond, and a write deadline for a client that stopped reading.
-const goneLimit = 2 * writeLimit
-
-// gone proves that a removed login has no session and gets none.
-func (p *provider) gone(ctx context.Context, account string, l provision.Login) error {
-	ctx, cancel := context.WithTimeout(ctx, goneLimit)
-	defer cancel()
-	look := time.NewTicker(2 * time.Millisecond)
-	defer look.Stop()
-	for {
-		live, checks, err := p.server.sessions(account, l.Name)
-		if err != nil {
-			return fault("count sessions of "+l.Name, err)
-		}
-		if live+checks == 0 {
-			break
-		}
-		select {
-		case <-look.C:
-		case <-ctx.Done():
-			return &provision.Error{Step: "end sessions of " + l.Name, Class: provision.Blocked,
-				Err: fmt.Errorf("%d of them remain: %w", live+checks, ctx.Err())}
-		}
-	}
+// refused proves that a removed login does not work.
+func (p *provider) refused(ctx context.Context, l provision.Login) error {
+	step := "try withdrawn login " + l.Name
 	// Without the secret any other shows the same: the name has gone from the
-	// server's list, so no secret fits it.
+	// list, so no secret fits it.
 	secret := l.Secret
 	if secret == "" {
 		secret = "withdrawn"
 	}
 	err := p.server.try(ctx, l.Name, secret)
-	if err == nil {
-		return &provision.Error{Step: "try withdrawn login " + l.Name, Class: provision.Internal,
-			Err: errors.New("it still works")}
+	var e *provision.Error
+	switch {
+	case err == nil:
+		return &provision.Error{Step: step, Class: provision.Internal, Err: errors.New("it still works")}
+	case errors.As(err, &e) && e.Class != provision.Refused:
+		return &provision.Error{Step: step, Class: e.Class, Err: err}
 	}
-	if provision.ClassOf(err) == provision.Refused {
-		return nil
-	}
-	return fmt.Errorf("try withdrawn login %s: %w", l.Name, err)
+	return nil
 }
 
 func (p *provider) Purge(ctx context.Context, res provision.Resource) error {
@@ -203,34 +183,45 @@ func (p *provider) Purge(ctx context.Context, res provision.Resource) error {
 	if !resourceName.MatchString(res.Name) {
 		return &provision.Error{Step: step, Class: provision.BadConfig, Err: badName("resource", res.Name, 40)}
 	}
+	if err := p.server.up(ctx); err != nil {
+		return err
+	}
 	account := p.account(res.Name)
 	if !p.server.has(account) {
 		return nil
 	}
-	for _, l := range p.server.snapshot() {
-		if l.Account == account {
-			return &provision.Error{Step: step, Class: provision.Blocked,
-				Err: fmt.Errorf("login %s still works on it: withdraw it first", l.Name)}
-		}
-	}
 	// The account stays until the next start, empty: the server has no way to
 	// end an account's store while it runs.
-	return p.asAdmin(account, func(js jetstream.JetStream) error {
-		_, err := p.stream(ctx, js, res)
+	return p.asAdmin(ctx, account, step, func(c *client) error {
+		mine, err := c.GetClientID()
 		if err == nil {
-			err = js.DeleteStream(ctx, account)
+			err = p.server.settle(c.ctx, account, mine)
+		}
+		if err == nil {
+			_, err = p.stream(c, res)
 		}
 		if errors.Is(err, jetstream.ErrStreamNotFound) {
 			return nil
+		} else if err != nil {
+			return err
 		}
-		return fault(step, err)
+		for _, l := range p.server.snapshot() {
+			if l.Account == account {
+				return &provision.Error{Step: step, Class: provision.Blocked,
+					Err: fmt.Errorf("login %s still works on it: withdraw it first", l.Name)}
+			}
+		}
+		if err := c.js.DeleteStream(c.ctx, account); !errors.Is(err, jetstream.ErrStreamNotFound) {
+			return err
+		}
+		return nil
 	})
 }
 
 func (p *provider) Observe(ctx context.Context) ([]provision.Found, error) {
 	var found []provision.Found
 	ours := provision.Mark(p.cfg.Mesh, "")
-	err := p.buckets(ctx, func(bucket string, _ jetstream.Stream, about *jetstream.StreamInfo) error {
+	err := p.buckets(ctx, func(_ context.Context, bucket string, _ jetstream.Stream, about *jetstream.StreamInfo) error {
 		if mark := about.Config.Description; strings.HasPrefix(mark, ours) {
 			found = append(found, provision.Found{Name: bucket, Mark: mark})
 		}
@@ -276,17 +267,17 @@ func (p *provider) Answer(ctx context.Context, verb string, arg []byte) ([]byte,
 	}
 	lines := []bucketLine{}
 	ours := provision.Mark(p.cfg.Mesh, "")
-	err := p.buckets(ctx, func(bucket string, stream jetstream.Stream, about *jetstream.StreamInfo) error {
+	err := p.buckets(ctx, func(ctx context.Context, bucket string, stream jetstream.Stream, about *jetstream.StreamInfo) error {
 		values, err := p.values(ctx, stream, bucket)
 		if err != nil {
 			return err
 		}
-		sessions, _, err := p.server.sessions(about.Config.Name, "")
+		live, err := p.server.sessions(about.Config.Name, "")
 		if err != nil {
 			return err
 		}
 		lines = append(lines, bucketLine{
-			Name: bucket, Bytes: about.State.Bytes, Values: values, Sessions: sessions,
+			Name: bucket, Bytes: about.State.Bytes, Values: values, Sessions: inUse(live),
 			Ours: strings.HasPrefix(about.Config.Description, ours),
 		})
 		return nil
@@ -299,43 +290,48 @@ func (p *provider) Answer(ctx context.Context, verb string, arg []byte) ([]byte,
 }
 
 // buckets calls each for every bucket of this kind, by name.
-func (p *provider) buckets(ctx context.Context, each func(bucket string, stream jetstream.Stream, about *jetstream.StreamInfo) error) error {
+func (p *provider) buckets(ctx context.Context, each func(ctx context.Context, bucket string, stream jetstream.Stream, about *jetstream.StreamInfo) error) error {
+	if err := p.server.up(ctx); err != nil {
+		return err
+	}
 	for _, account := range p.server.list(p.prefix) {
-		err := p.asAdmin(account, func(js jetstream.JetStream) error {
-			stream, err := js.Stream(ctx, account)
+		err := p.asAdmin(ctx, account, "list buckets", func(c *client) error {
+			stream, err := c.js.Stream(c.ctx, account)
 			if errors.Is(err, jetstream.ErrStreamNotFound) {
 				return nil
 			} else if err != nil {
 				return err
 			}
-			return each(strings.TrimPrefix(account, p.prefix), stream, stream.CachedInfo())
+			return each(c.ctx, strings.TrimPrefix(account, p.prefix), stream, stream.CachedInfo())
 		})
 		if err != nil {
-			return fault("list buckets", err)
+			return err
 		}
 	}
 	return nil
 }
 
-// asAdmin runs do with every right in account.
-func (p *provider) asAdmin(account string, do func(js jetstream.JetStream) error) error {
-	const step = "reach the embedded store"
-	c, err := p.server.admin(account)
+// adminLimit bounds what is done on one connection of ours, where the caller's
+// context does not: some requests, of which the slowest waits for a disk.
+const adminLimit = 30 * time.Second
+
+// asAdmin runs do with every right in account; its errors are of step if they
+// name none.
+func (p *provider) asAdmin(ctx context.Context, account, step string, do func(c *client) error) error {
+	ctx, cancel := context.WithTimeout(ctx, adminLimit)
+	defer cancel()
+	c, err := p.server.admin(ctx, account)
 	if err != nil {
-		return fault(step, err)
+		return err
 	}
 	defer c.Close()
-	js, err := jetstream.New(c)
-	if err != nil {
-		return fault(step, err)
-	}
-	return do(js)
+	return c.explain(step, do(c))
 }
 
 // stream returns the stream of res; ErrStreamNotFound if there is none, and a
 // Foreign error if it is not ours.
-func (p *provider) stream(ctx context.Context, js jetstream.JetStream, res provision.Resource) (jetstream.Stream, error) {
-	s, err := js.Stream(ctx, p.account(res.Name))
+func (p *provider) stream(c *client, res provision.Resource) (jetstream.Stream, error) {
+	s, err := c.js.Stream(c.ctx, p.account(res.Name))
 	if err != nil {
 		return nil, fault("look up bucket "+res.Name, err)
 	}

@@ -304,12 +304,10 @@ func TestEnsureMends(t *testing.T) {
 	ctx, res, l := within(t), resource("orders"), user("u", 1)
 	must(t, open(t, k, s, nil).Ensure(ctx, res, l))
 	kv := connect(t, k.Fields(address(s), res, l)).kv(t)
-	admin, err := s.admin("KV_orders")
+	admin, err := s.admin(ctx, "KV_orders")
 	must(t, err)
 	defer admin.Close()
-	js, err := jetstream.New(admin)
-	must(t, err)
-	_, err = js.UpdateKeyValue(ctx, jetstream.KeyValueConfig{
+	_, err = admin.js.UpdateKeyValue(ctx, jetstream.KeyValueConfig{
 		Bucket: "orders", History: 5, MaxBytes: 1 << 30, Description: "meshd:m1:id-orders", Storage: jetstream.FileStorage,
 	})
 	must(t, err)
@@ -440,12 +438,10 @@ func TestCheckClasses(t *testing.T) {
 		wantClass(t, k.Check(ctx, changed), provision.BadConfig)
 
 		// The bucket was deleted by hand.
-		admin, err := s.admin(p.(*provider).account(res.Name))
+		admin, err := s.admin(ctx, p.(*provider).account(res.Name))
 		must(t, err)
 		defer admin.Close()
-		js, err := jetstream.New(admin)
-		must(t, err)
-		must(t, js.DeleteStream(ctx, p.(*provider).account(res.Name)))
+		must(t, admin.js.DeleteStream(ctx, p.(*provider).account(res.Name)))
 		wantClass(t, p.Verify(ctx, res, l), provision.Internal)
 		must(t, p.Ensure(ctx, res, l))
 		must(t, p.Verify(ctx, res, l))

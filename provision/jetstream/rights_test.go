@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -156,34 +157,63 @@ func TestEveryOperationIsAllowed(t *testing.T) {
 	})
 }
 
+// plain starts a server of one account with these users and an admin, and
+// returns the admin's access and the URL.
+func plain(t *testing.T, users ...*server.User) (js jetstream.JetStream, url string) {
+	t.Helper()
+	s, err := server.NewServer(&server.Options{
+		Host: "127.0.0.1", Port: server.RANDOM_PORT, NoLog: true, NoSigs: true,
+		JetStream: true, StoreDir: t.TempDir(),
+		Users: append(users, &server.User{Username: "admin", Password: "admin"}),
+	})
+	must(t, err)
+	s.Start()
+	t.Cleanup(s.WaitForShutdown)
+	t.Cleanup(s.Shutdown)
+	if !s.ReadyForConnections(startLimit) {
+		t.Fatal("not ready")
+	}
+	admin, err := nats.Connect(s.ClientURL(), nats.UserInfo("admin", "admin"))
+	must(t, err)
+	t.Cleanup(admin.Close)
+	js, err = jetstream.New(admin)
+	must(t, err)
+	return js, s.ClientURL()
+}
+
 // Without any one of the rights something fails. The three exceptions are for
 // clients other than nats.go: the account's state, reads of a server that is not
 // the store's leader, acknowledgements.
 func TestEveryRightIsNeeded(t *testing.T) {
 	spare := []string{"$JS.API.INFO", "$JS.API.STREAM.MSG.GET.", "$JS.ACK."}
 	both(t, func(t *testing.T, kind func(*Server) provision.Kind) {
-		s := start(t, nil)
-		k := kind(s)
-		must(t, open(t, k, s, nil).Ensure(within(t), resource("orders"), user("u", 1)))
-		all := rights(s.snapshot()["u"]).Publish.Allow
-		for _, right := range all {
+		f := kind(nil).(bucketKind)
+		all := rights(login{Name: "u", Account: f.account("orders")})
+		var users []*server.User
+		for n, right := range all.Publish.Allow {
 			if slices.ContainsFunc(spare, func(p string) bool { return strings.HasPrefix(right, p) }) {
 				continue
 			}
-			opts, err := s.options(s.accounts, s.snapshot())
-			must(t, err)
-			for _, u := range opts.Users {
-				if u.Username == "u" {
-					u.Permissions.Publish.Allow = slices.DeleteFunc(slices.Clone(all), func(p string) bool { return p == right })
-				}
-			}
-			must(t, s.nats.ReloadOptions(opts))
-			c := connect(t, k.Fields(address(s), resource("orders"), user("u", 1)))
+			users = append(users, &server.User{
+				Username: fmt.Sprint(n), Password: "x",
+				Permissions: &server.Permissions{Subscribe: all.Subscribe, Publish: &server.SubjectPermission{
+					Allow: slices.Delete(slices.Clone(all.Publish.Allow), n, n+1),
+				}},
+			})
+		}
+		js, url := plain(t, users...)
+		must(t, f.ensure(within(t), js, "orders", "", defaultMaxBytes))
+		for _, u := range users {
 			ctx, cancel := context.WithCancel(within(t))
-			c.SetErrorHandler(func(*nats.Conn, *nats.Subscription, error) { cancel() })
-			err = operations(k)(ctx, c.js, "orders")
+			c, err := nats.Connect(url, nats.UserInfo(u.Username, u.Password), nats.CustomInboxPrefix(inbox("u")),
+				nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) { cancel() }))
+			must(t, err)
+			js, err := jetstream.New(c)
+			must(t, err)
+			err = operations(f)(ctx, js, "orders")
 			if !errors.Is(c.LastError(), nats.ErrPermissionViolation) {
-				t.Errorf("without %s: %v", right, err)
+				n, _ := strconv.Atoi(u.Username)
+				t.Errorf("without %s: %v", all.Publish.Allow[n], err)
 			}
 			cancel()
 			c.Close()
@@ -282,27 +312,7 @@ func TestForeignBucketsAreOutOfReach(t *testing.T) {
 // One account for all would not do: this is why each bucket has its own. When
 // this test fails, the server checks reply subjects, and the accounts may go.
 func TestPermissionsAloneDoNotKeepBucketsApart(t *testing.T) {
-	opts := &server.Options{
-		Host: "127.0.0.1", Port: server.RANDOM_PORT, NoLog: true, NoSigs: true,
-		JetStream: true, StoreDir: t.TempDir(),
-		Users: []*server.User{
-			{Username: "admin", Password: "admin"},
-			{Username: "u", Password: "u", Permissions: rights(login{Name: "u", Account: "KV_a"})},
-		},
-	}
-	s, err := server.NewServer(opts)
-	must(t, err)
-	s.Start()
-	defer s.WaitForShutdown()
-	defer s.Shutdown()
-	if !s.ReadyForConnections(startLimit) {
-		t.Fatal("not ready")
-	}
-	admin, err := nats.Connect(s.ClientURL(), nats.UserInfo("admin", "admin"))
-	must(t, err)
-	defer admin.Close()
-	js, err := jetstream.New(admin)
-	must(t, err)
+	js, url := plain(t, &server.User{Username: "u", Password: "u", Permissions: rights(login{Name: "u", Account: "KV_a"})})
 	for _, bucket := range []string{"a", "b"} {
 		_, err := js.CreateKeyValue(within(t), jetstream.KeyValueConfig{Bucket: bucket})
 		must(t, err)
@@ -311,7 +321,7 @@ func TestPermissionsAloneDoNotKeepBucketsApart(t *testing.T) {
 	must(t, err)
 	_, err = kv.PutString(within(t), "k", "good")
 	must(t, err)
-	u, err := nats.Connect(s.ClientURL(), nats.UserInfo("u", "u"), nats.CustomInboxPrefix(inbox("u")))
+	u, err := nats.Connect(url, nats.UserInfo("u", "u"), nats.CustomInboxPrefix(inbox("u")))
 	must(t, err)
 	defer u.Close()
 	must(t, u.PublishRequest("$KV.a.x", "$KV.b.k", []byte("x")))

@@ -17,38 +17,32 @@
 //     nothing but its own inbox, and cannot delete or reconfigure the bucket.
 //   - The accounts are the buckets found on disk, the logins are logins.json:
 //     both survive kill -9, and nothing else is remembered.
-//   - A change of the logins is a reload, which disturbs nobody else.
+//   - A change of the logins disturbs nobody else. The server asks us about each
+//     login (gate), so a change is one of our map. A reload of its configuration
+//     would do too, but cuts whoever is just connecting.
 //   - An acknowledged write is on disk: the store syncs before it answers. (The
 //     default of JetStream syncs every two minutes and loses acknowledged writes
 //     with the power: nats-io/nats-server#7564.)
 package jetstream
 
 import (
-	"context"
 	"crypto/rand"
 	"crypto/tls"
 	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"maps"
-	"math"
 	"net"
 	"os"
 	"path"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
 
-	"github.com/nats-io/jwt/v2"
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
-	"golang.org/x/crypto/bcrypt"
-
-	"meshd/provision"
 )
 
 // ServerConfig says where the store lives and how it is reached.
@@ -72,14 +66,12 @@ const (
 
 const (
 	// probeAccount holds nothing but the bucket that Preflight makes and
-	// deletes. It is always there, so the server always has a user and never
-	// falls back to serving everybody without a login.
+	// deletes.
 	probeAccount = "PROBE"
 
-	// accountConns bounds the connections to one bucket, and serverConns all of
-	// them: they are file descriptors of the process that also runs the mesh.
-	accountConns = 512
-	serverConns  = 4096
+	// serverConns bounds the connections: they are file descriptors of the
+	// process that also runs the mesh.
+	serverConns = 4096
 	// accountConsumers bounds the watches and downloads open on one bucket.
 	accountConsumers = 1024
 
@@ -124,16 +116,25 @@ type Server struct {
 	host string
 	port int
 	nats *server.Server
+	way  way    // to the server, for everything that providers do
+	self string // host:port of our own listener, as we reach it
 
 	secret string // of the admin user that every account has; made anew at each start
-	hash   string // its bcrypt
 
 	probing sync.Mutex // one Preflight at a time uses probeAccount
 
-	mu       sync.Mutex // held across a change: file, reload, then these
+	changing sync.Mutex // held across a change: the file, then the maps
+	stale    bool       // the last change stopped midway; the next one writes the file
+	mu       sync.RWMutex
 	accounts map[string]bool
 	logins   map[string]login
-	stale    bool // the last change stopped midway; the next one may skip nothing
+}
+
+// way is how providers reach the server. It is the server itself but in tests,
+// where it fails on demand.
+type way interface {
+	nats.InProcessConnProvider
+	Running() bool
 }
 
 // StartServer starts the store and returns once it answers. Everything that was
@@ -152,7 +153,7 @@ func StartServer(cfg ServerConfig) (*Server, error) {
 	if err := s.recall(); err != nil {
 		return nil, fmt.Errorf("start store: %w", err)
 	}
-	opts, err := s.options(s.accounts, s.logins)
+	opts, err := s.options()
 	if err != nil {
 		return nil, fmt.Errorf("start store: %w", err)
 	}
@@ -182,6 +183,10 @@ func StartServer(cfg ServerConfig) (*Server, error) {
 		s.Close()
 		return nil, fmt.Errorf("start store: %w", err)
 	}
+	s.way, s.self = s.nats, net.JoinHostPort(s.host, strconv.Itoa(s.port))
+	if ip := net.ParseIP(s.host); s.host == "" || ip != nil && ip.IsUnspecified() {
+		s.self = net.JoinHostPort("localhost", strconv.Itoa(s.port))
+	}
 	return s, nil
 }
 
@@ -201,11 +206,6 @@ func (s *Server) recall() error {
 	if err := os.MkdirAll(s.cfg.Dir, 0o700); err != nil {
 		return err
 	}
-	hash, err := hashSecret(s.secret)
-	if err != nil {
-		return err
-	}
-	s.hash = hash
 	host, port, err := net.SplitHostPort(s.cfg.Listen)
 	if err != nil {
 		return err
@@ -267,17 +267,15 @@ func readPort(file string) (int, error) {
 	return int(port), nil
 }
 
-// options builds the server's whole configuration from the desired state; a
-// reload takes nothing less. Only the users and accounts may differ from one
-// build to the next.
-func (s *Server) options(accounts map[string]bool, logins map[string]login) (*server.Options, error) {
-	names := append(slices.Sorted(maps.Keys(accounts)), probeAccount)
+// options is the server's configuration.
+func (s *Server) options() (*server.Options, error) {
 	opts := &server.Options{
 		ServerName: "meshd-store",
 		Host:       s.host,
 		Port:       s.port,
 		NoSigs:     true,
-		NoLog:      true, // a reload keeps our logger only with this
+
+		CustomClientAuthentication: gate{s},
 
 		MaxConn:       serverConns,
 		MaxPayload:    maxPayload,
@@ -299,189 +297,43 @@ func (s *Server) options(accounts map[string]bool, logins map[string]login) (*se
 	if s.cfg.TLS != nil {
 		opts.TLS, opts.TLSConfig, opts.TLSTimeout = true, s.cfg.TLS.Clone(), tlsLimit.Seconds()
 	}
-	// An account's right to JetStream can be written only in the server's
-	// configuration language: what its Go API enables is lost at a reload.
+	// Accounts that are in the configuration have their data back before the
+	// listener opens. That an account has JetStream can be written only in the
+	// configuration's own language.
 	var text strings.Builder
 	text.WriteString("accounts {\n")
-	for _, name := range names {
-		fmt.Fprintf(&text, "%s { jetstream { max_streams: 1, max_consumers: %d }, limits { max_connections: %d } }\n",
-			name, accountConsumers, accountConns)
+	for _, name := range append(s.list(""), probeAccount) {
+		fmt.Fprintf(&text, "%s { jetstream { max_streams: 1, max_consumers: %d } }\n", name, accountConsumers)
 	}
 	text.WriteString("}\n")
 	if err := opts.ProcessConfigString(text.String()); err != nil {
 		return nil, fmt.Errorf("build configuration: %w", err)
 	}
-	made := make(map[string]*server.Account, len(names))
-	for _, account := range opts.Accounts {
-		made[account.Name] = account
-		opts.Users = append(opts.Users, &server.User{
-			Username: adminName(account.Name), Password: s.hash, Account: account,
-			AllowedConnectionTypes: map[string]struct{}{jwt.ConnectionTypeInProcess: {}},
-		})
-	}
-	for _, name := range slices.Sorted(maps.Keys(logins)) {
-		l := logins[name]
-		opts.Users = append(opts.Users, &server.User{
-			Username: l.Name, Password: l.Hash, Account: made[l.Account], Permissions: rights(l),
-		})
-	}
 	return opts, nil
 }
 
-// change makes the state what edit makes of it: on disk first, then in the
-// server. The maps that edit gets are copies.
-func (s *Server) change(edit func(accounts map[string]bool, logins map[string]login) error) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	accounts, logins := maps.Clone(s.accounts), maps.Clone(s.logins)
-	if err := edit(accounts, logins); err != nil {
-		return err
-	}
-	sameLogins := maps.Equal(logins, s.logins)
-	if sameLogins && maps.Equal(accounts, s.accounts) && !s.stale {
+// open makes the account, if it is not there.
+func (s *Server) open(name string) error {
+	s.changing.Lock()
+	defer s.changing.Unlock()
+	if s.has(name) {
 		return nil
 	}
-	opts, err := s.options(accounts, logins)
+	account, err := s.nats.RegisterAccount(name)
+	if errors.Is(err, server.ErrAccountExists) { // JetStream failed the last time
+		account, err = s.nats.LookupAccount(name)
+	}
+	if err == nil {
+		err = account.EnableJetStream(map[string]server.JetStreamAccountLimits{"": {
+			MaxMemory: -1, MaxStore: -1, MaxStreams: 1, MaxConsumers: accountConsumers,
+			MaxAckPending: -1, MemoryMaxStreamBytes: -1, StoreMaxStreamBytes: -1,
+		}}, nil)
+	}
 	if err != nil {
 		return err
 	}
-	if !sameLogins || s.stale {
-		s.stale = true
-		if err := writeLogins(s.loginsFile(), logins); err != nil {
-			return err
-		}
-	}
-	if err := s.nats.ReloadOptions(opts); err != nil {
-		s.stale = true
-		return fmt.Errorf("reload the store's logins: %w", err)
-	}
-	s.accounts, s.logins, s.stale = accounts, logins, false
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.accounts[name] = true
 	return nil
 }
-
-// has reports whether the account exists.
-func (s *Server) has(account string) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.accounts[account]
-}
-
-// list returns the accounts whose name begins with prefix, in order.
-func (s *Server) list(prefix string) []string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.DeleteFunc(slices.Sorted(maps.Keys(s.accounts)), func(name string) bool {
-		return !strings.HasPrefix(name, prefix)
-	})
-}
-
-// snapshot returns a copy of the logins.
-func (s *Server) snapshot() map[string]login {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return maps.Clone(s.logins)
-}
-
-// adminName is the admin user of an account. The dash keeps it apart from every
-// login, which has none.
-func adminName(account string) string { return "meshd-" + account }
-
-// admin connects to account with every right, without leaving the process. Close
-// it.
-func (s *Server) admin(account string) (*nats.Conn, error) {
-	return nats.Connect("", nats.InProcessServer(s.nats), nats.UserInfo(adminName(account), s.secret),
-		nats.NoReconnect(), nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
-}
-
-// sessions counts the live connections of a user, or of all logins of an
-// account where user is empty; the checks among them apart, because a check is
-// no use of a login.
-func (s *Server) sessions(account, user string) (live, checks int, err error) {
-	conns, err := s.nats.Connz(&server.ConnzOptions{
-		Account: account, User: user, Username: true, State: server.ConnOpen, Limit: math.MaxInt32,
-	})
-	if err != nil {
-		return 0, 0, err
-	}
-	for _, c := range conns.Conns {
-		switch {
-		case c.AuthorizedUser == adminName(account):
-		case c.Name == checkClient:
-			checks++
-		default:
-			live++
-		}
-	}
-	return live, checks, nil
-}
-
-// try logs in as a consumer would and returns what came of it.
-func (s *Server) try(ctx context.Context, user, secret string) error {
-	host := s.host
-	if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
-		host = "localhost"
-	}
-	mode := provision.Off
-	if s.cfg.TLS != nil {
-		mode = provision.Require
-	}
-	c, err := dial(ctx, map[string]string{
-		"host": host, "port": strconv.Itoa(s.port), "tls": mode,
-		"username": user, "password": secret, "inbox": inbox(user),
-	}, func() {})
-	if err == nil {
-		c.Close()
-	}
-	return err
-}
-
-// hashSecret returns the bcrypt of a secret. The lowest cost is right: the
-// secrets are random, at least 32 characters of 62, beyond any search; and every
-// reload compares every live session again, one millisecond each at this cost
-// and sixty at the default.
-func hashSecret(secret string) (string, error) {
-	hash, err := bcrypt.GenerateFromPassword([]byte(secret), bcrypt.MinCost)
-	return string(hash), err
-}
-
-// natsLog hands the server's log to slog and keeps its fatal error, which is
-// how the server says that it could not start.
-type natsLog struct {
-	to    *slog.Logger
-	mu    sync.Mutex
-	fatal error
-}
-
-func (l *natsLog) fault() error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.fatal
-}
-
-func (l *natsLog) Fatalf(format string, args ...any) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.fatal = errors.Join(l.fatal, fmt.Errorf(format, args...))
-}
-
-func (l *natsLog) Errorf(format string, args ...any) {
-	text := fmt.Sprintf(format, args...)
-	if strings.Contains(text, "authentication error") {
-		// One line for each attempt of a withdrawn login, for as long as its
-		// application goes on trying.
-		l.to.Debug("store refused a login", "text", text)
-		return
-	}
-	l.to.Warn("store error", "text", text)
-}
-
-func (l *natsLog) Warnf(format string, args ...any) {
-	l.to.Warn("store warning", "text", fmt.Sprintf(format, args...))
-}
-
-func (l *natsLog) Noticef(format string, args ...any) {
-	l.to.Debug("store notice", "text", fmt.Sprintf(format, args...))
-}
-
-func (l *natsLog) Debugf(string, ...any) {}
-func (l *natsLog) Tracef(string, ...any) {}

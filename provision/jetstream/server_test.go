@@ -19,6 +19,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -244,19 +245,41 @@ func TestTwoServersInOneProcess(t *testing.T) {
 	must(t, KV(two).Check(within(t), KV(two).Fields(address(two), res, l)))
 }
 
-// Buckets come and go while an application writes: it never notices.
+// Buckets and logins come and go while an application writes, watches and
+// connects: it never notices.
 func TestChangesDisturbNobody(t *testing.T) {
 	s := start(t, nil)
 	k := KV(s)
 	p := open(t, k, s, map[string]string{"max-bytes": "2MiB"})
 	ctx, res, l := within(t), resource("orders"), user("u", 1)
 	must(t, p.Ensure(ctx, res, l))
-	c := connect(t, k.Fields(address(s), res, l))
+	fields := k.Fields(address(s), res, l)
+	c := connect(t, fields)
 	kv := c.kv(t)
 	watch, err := kv.WatchAll(ctx, jetstream.UpdatesOnly())
 	must(t, err)
 	defer watch.Stop()
-	for n := range 20 {
+	stop := make(chan struct{})
+	var connected int
+	var failed error
+	var comers sync.WaitGroup
+	comers.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			c, err := nats.Connect(fields["uri"], nats.NoReconnect())
+			if err != nil {
+				failed = errors.Join(failed, err)
+				return
+			}
+			connected++
+			c.Close()
+		}
+	})
+	for n := range 30 {
 		other, ol := resource(fmt.Sprintf("other%d", n%3)), user(fmt.Sprintf("o%d", n), n)
 		must(t, p.Ensure(ctx, other, ol))
 		rev, err := kv.PutString(ctx, "x", "during")
@@ -273,29 +296,30 @@ func TestChangesDisturbNobody(t *testing.T) {
 			t.Fatal("the watch is dead")
 		}
 	}
+	close(stop)
+	comers.Wait()
+	if failed != nil || connected == 0 {
+		t.Fatalf("after %d connections: %v", connected, failed)
+	}
 	if c.Stats().Reconnects != 0 || c.IsClosed() {
 		t.Fatal("the application was cut")
 	}
 }
 
-func TestConnectionsOfABucketAreBounded(t *testing.T) {
+// A secret that is replaced takes the sessions made with it along.
+func TestReplacedSecretEndsSessions(t *testing.T) {
 	s := start(t, nil)
 	k := KV(s)
 	p := open(t, k, s, nil)
-	ctx, res, l := within(t), resource("orders"), user("u", 1)
-	must(t, p.Ensure(ctx, res, l))
-	must(t, p.Ensure(ctx, resource("other"), user("v", 2)))
-	for range accountConns {
-		connect(t, k.Fields(address(s), res, l))
-	}
-	if n, err := p.InUse(ctx, l); n != accountConns || err != nil {
-		t.Fatalf("in use %d, %v", n, err)
-	}
-	wantClass(t, k.Check(ctx, k.Fields(address(s), res, l)), provision.Full)
-	must(t, k.Check(ctx, k.Fields(address(s), resource("other"), user("v", 2))))
-	if ended, err := p.Withdraw(ctx, res, []provision.Login{l}); ended != accountConns || err != nil {
-		t.Fatalf("ended %d, %v", ended, err)
-	}
+	res := resource("orders")
+	must(t, p.Ensure(within(t), res, user("u", 1)))
+	must(t, p.Ensure(within(t), res, user("v", 2)))
+	old := connect(t, k.Fields(address(s), res, user("u", 1)))
+	other := connect(t, k.Fields(address(s), res, user("v", 2)))
+	must(t, p.Ensure(within(t), res, user("u", 3)))
+	wait(t, "the old session to end", old.IsClosed)
+	other.write(t, k, "x", "undisturbed")
+	must(t, k.Check(within(t), k.Fields(address(s), res, user("u", 3))))
 }
 
 // certificate makes a CA and a server certificate for 127.0.0.1.
