@@ -31,7 +31,7 @@ const (
 //
 // On a file system that can remove a range from the front of a file (ext4, xfs)
 // a rotation loses nothing. On others, what is written between the last read and
-// the truncation, some microseconds, is lost.
+// the truncation, which follow each other, is lost.
 type logs struct {
 	dir  string
 	max  int64

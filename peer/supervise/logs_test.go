@@ -61,7 +61,8 @@ func rotateUnderWriter(t *testing.T, dir string, exact bool) {
 		for i := 0; ; i++ {
 			select {
 			case <-enough:
-				written <- i
+				fmt.Fprintf(out, "line %d\n", i) // with no rotation any more
+				written <- i + 1
 				return
 			default:
 				fmt.Fprintf(out, "line %d\n", i)
