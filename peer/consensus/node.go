@@ -41,7 +41,7 @@ const (
 	inFlight = 256
 	// closePatience is how long Close waits for the library's goroutines.
 	closePatience = 10 * time.Second
-	// drainPatience is how long Close waits for the proposals that are under way.
+	// drainPatience is how long a node that stops waits for the proposals that are under way.
 	drainPatience = time.Second
 	// takeoverRetry is the pause between barriers of a new leader that could not commit one.
 	takeoverRetry = 100 * time.Millisecond
@@ -139,8 +139,7 @@ func open(cfg Config) (*Node, error) {
 	if err != nil {
 		return nil, errors.Join(err, n.driver.failure(), n.tap.Close())
 	}
-	// The library hands out one future that waits, and later ones that do not.
-	n.stop = sync.OnceValue(n.raft.Shutdown)
+	n.stop = sync.OnceValue(n.halt) // the library hands out one future that waits, and later ones that do not
 	// The library falls back to an older snapshot when the machine refuses the newest. That is right
 	// for a torn file, which its checksum finds first, and wrong for one of another version.
 	if err := n.driver.failure(); err != nil {
@@ -395,6 +394,23 @@ func (n *Node) Snapshot(ctx context.Context) error {
 	return nil
 }
 
+// halt refuses new proposals, lets those under way come to an end, and stops the library: that never
+// answers a proposal which is committed and not applied yet when it stops. Without a quorum it does.
+func (n *Node) halt() raft.Future {
+	close(n.closing)
+	late := time.NewTimer(drainPatience)
+	defer late.Stop()
+	for range inFlight {
+		select {
+		case n.slots <- struct{}{}:
+			continue
+		case <-late.C:
+		}
+		break
+	}
+	return n.raft.Shutdown()
+}
+
 // Close stops the node and closes its disk. Run returns. It waits some seconds at most; an error says
 // what was still running.
 func (n *Node) Close() error {
@@ -403,18 +419,6 @@ func (n *Node) Close() error {
 }
 
 func (n *Node) shut() error {
-	close(n.closing)
-	// The library may never answer a proposal that is committed and not applied when it stops.
-	drained := time.NewTimer(drainPatience)
-	defer drained.Stop()
-	for range inFlight {
-		select {
-		case n.slots <- struct{}{}:
-			continue
-		case <-drained.C:
-		}
-		break
-	}
 	done := make(chan error, 1)
 	go func() { done <- n.stop().Error() }()
 	late := time.NewTimer(closePatience)

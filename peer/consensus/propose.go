@@ -69,6 +69,11 @@ func (n *Node) await(ctx context.Context, request func(time.Duration) raft.Futur
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	select {
+	case <-n.closing:
+		return nil, ErrClosed
+	default:
+	}
+	select {
 	case n.slots <- struct{}{}:
 	case <-n.closing:
 		return nil, ErrClosed
@@ -100,7 +105,7 @@ func (n *Node) explain(err error) error {
 	switch {
 	case errors.Is(err, raft.ErrEnqueueTimeout):
 		return ErrBusy
-	case errors.Is(err, raft.ErrRaftShutdown):
+	case errors.Is(err, ErrClosed), errors.Is(err, raft.ErrRaftShutdown):
 		if f := n.driver.failure(); f != nil {
 			return fmt.Errorf("%w: %w", ErrClosed, f)
 		}
