@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"go.etcd.io/bbolt"
+	bolterrors "go.etcd.io/bbolt/errors"
 )
 
 // Local is what is one node's own and no business of the log: ports that it
@@ -35,7 +36,7 @@ func OpenLocal(dir string) (*Local, error) {
 	path := filepath.Join(dir, "local.db")
 	db, err := bbolt.Open(path, 0o600, &bbolt.Options{Timeout: lockTimeout, NoFreelistSync: true, FreelistType: bbolt.FreelistMapType})
 	if err != nil {
-		if errors.Is(err, bbolt.ErrTimeout) {
+		if errors.Is(err, bolterrors.ErrTimeout) {
 			return nil, fmt.Errorf("open %s: another meshd runs on this data directory; stop it first", path)
 		}
 		return nil, fmt.Errorf("open %s: %w", path, err)
