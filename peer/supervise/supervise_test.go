@@ -300,6 +300,68 @@ func TestRefusedSpecLeavesWhatRuns(t *testing.T) {
 	until(t, "refusal is over", func() bool { return b.Status()["shop@a"].Class == "" })
 }
 
+func TestKeepLeavesANameAsItIs(t *testing.T) {
+	b := run(t, newDir(t))
+	spec := shell("shop@a", "exec sleep 1000")
+	b.Set([]Spec{spec}, nil)
+	pid := b.reach("shop@a", Running).PID
+	b.Set([]Spec{shell("other@a", "exec sleep 1000")}, []string{"shop@a", "new@a"})
+	b.reach("other@a", Running)
+	if st := b.Status()["shop@a"]; st.PID != pid || st.State != Running {
+		t.Errorf("a kept name: %+v", st)
+	}
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	b.reach("shop@a", BackingOff) // and it stays there: what to start is not known
+	if st := b.Status()["new@a"]; st.State != Stopped {
+		t.Errorf("a kept name that never ran: %+v", st)
+	}
+	b.Set([]Spec{spec}, nil)
+	if st := b.reach("shop@a", Running); st.PID == pid || st.Restarts != 1 {
+		t.Errorf("once it is known again: %+v", st)
+	}
+}
+
+func TestIsolate(t *testing.T) {
+	t.Setenv("OUR_SECRET", "do-not-pass-on")
+	ctx, cancel := context.WithCancel(t.Context())
+	cmd := exec.CommandContext(ctx, "/bin/sh", "-c", "sleep 1000 & echo $!; env; pwd; exec sleep 1000")
+	if err := Isolate(cmd, "no-such-user-here"); err == nil {
+		t.Error("an unknown user was accepted")
+	}
+	if err := Isolate(cmd, ""); err != nil {
+		t.Fatal(err)
+	}
+	out, err := os.Create(filepath.Join(t.TempDir(), "out"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer out.Close()
+	cmd.Stdout = out
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var text string
+	until(t, "it has looked around", func() bool {
+		b, err := os.ReadFile(out.Name())
+		text = string(b)
+		return err == nil && strings.HasSuffix(text, "\n/\n")
+	})
+	if strings.Contains(text, "do-not-pass-on") || !strings.Contains(text, "PATH=") {
+		t.Error("the environment is not what it should be")
+	}
+	cancel()
+	if err := cmd.Wait(); err == nil {
+		t.Error("a killed command succeeded")
+	}
+	var background int
+	if _, err := fmt.Sscan(text, &background); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "what it started has ended", func() bool { return !alive(background) })
+}
+
 func TestHealth(t *testing.T) {
 	var sick atomic.Bool
 	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {

@@ -239,7 +239,7 @@ func (w *worker) bury(ctx context.Context, asked bool) {
 	}
 	w.update(func(st *Status) { st.State = Stopping })
 	grace := c.record.StopTimeout
-	if o := w.order(); o.wanted && o.err == nil {
+	if o := w.order(); o.wanted && !o.keep && o.err == nil {
 		grace = o.spec.StopTimeout
 	}
 	if grace <= 0 {
