@@ -209,7 +209,7 @@ func immutable(spec *ast.ValueSpec) bool {
 			case *ast.Ident:
 				name = f.Name
 			}
-			if !slices.Contains([]string{"New", "MustCompile", "Errorf", "[]byte", "TypeFor"}, name) {
+			if !slices.Contains([]string{"New", "MustCompile", "Errorf", "[]byte", "NewEncoding"}, name) {
 				return false
 			}
 		case *ast.UnaryExpr, *ast.CompositeLit:

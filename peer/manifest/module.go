@@ -136,7 +136,7 @@ func (r *reader) run(into *raftfsm.Run) take {
 }
 
 // modes are the words of tls:, as package provision has them.
-var modes = [...]string{"verify-full", "require", "off"}
+func modes() []string { return []string{"verify-full", "require", "off"} }
 
 func (r *reader) provides(into *map[string]raftfsm.Provide) take {
 	return func(v value, path string) {
@@ -157,7 +157,7 @@ func (r *reader) provide(into *raftfsm.Provide) take {
 		var admin string
 		known := map[string]take{
 			"address": r.address(&into.Address),
-			"tls":     r.oneOf(&into.TLS, modes[:]...),
+			"tls":     r.oneOf(&into.TLS, modes()...),
 			"ca":      r.fileReference(&into.CA, "the certificates of the authority, as PEM"),
 			"admin":   r.fileReference(&admin, "a credential in the manifest would be in the log of every node"),
 		}
@@ -311,16 +311,16 @@ func webAddress(text string, loopback bool) (rule, suggestion string) {
 
 // signals are those that programs take as "read your configuration again";
 // others would end it.
-var signals = [...]string{"HUP", "USR1", "USR2", "WINCH"}
+func signals() []string { return []string{"HUP", "USR1", "USR2", "WINCH"} }
 
 func (r *reader) onRotate(into *string) take {
 	return r.rule(into, func(text string) (string, string) {
 		name, signal := strings.CutPrefix(text, "signal ")
-		if text == "restart" || text == "none" || signal && slices.Contains(signals[:], name) {
+		if text == "restart" || text == "none" || signal && slices.Contains(signals(), name) {
 			return "", ""
 		}
-		suggestion := "a signal is " + or(signals[:])
-		if short := strings.TrimPrefix(strings.ToUpper(strings.TrimSpace(name)), "SIG"); slices.Contains(signals[:], short) {
+		suggestion := "a signal is " + or(signals())
+		if short := strings.TrimPrefix(strings.ToUpper(strings.TrimSpace(name)), "SIG"); slices.Contains(signals(), short) {
 			suggestion = "write signal " + short
 		}
 		return fmt.Sprintf("KEY must be restart, none or signal NAME, and is %q", clip(text)), suggestion

@@ -23,7 +23,7 @@ var (
 const node = "node"
 
 // nodeFields are what a template may say of the node.
-var nodeFields = [...]string{"address", "name"}
+func nodeFields() []string { return []string{"address", "name"} }
 
 // maxRendered is the longest string of an environment that Linux takes:
 // MAX_ARG_STRLEN, execve(2).
@@ -116,8 +116,8 @@ func (r *reader) template(v value, names []string, missing string) (bound bool) 
 		switch {
 		case p.bad:
 			r.report(v.locate(p.source), clip(p.source)+" is no reference", form)
-		case p.name == node && !slices.Contains(nodeFields[:], p.field):
-			r.report(v.locate(p.source), fmt.Sprintf("%s: the node has no %s", p.source, p.field), didYouMean(p.field, nodeFields[:]))
+		case p.name == node && !slices.Contains(nodeFields(), p.field):
+			r.report(v.locate(p.source), fmt.Sprintf("%s: the node has no %s", p.source, p.field), didYouMean(p.field, nodeFields()))
 		case p.name == node:
 		case missing != "" && !slices.Contains(names, p.name):
 			r.report(v.locate(p.source), fmt.Sprintf("%s: "+missing, p.source, p.name), didYouMean(p.name, append(slices.Clone(names), node)))
