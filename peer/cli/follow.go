@@ -31,11 +31,12 @@ type goal struct {
 	changed   map[string]bool               // assignments that the plan changes, or a binding of
 	restarts  map[string]raftfsm.Report     // those to be restarted, with what was last said of them
 	withdrawn map[string]bool               // bindings whose logins are to be ended
+	seats     map[string]bool               // seats that are to be held by whom the push names
 	settled   bool                          // restarts that say nothing new are believed
 }
 
 func goalOf(before api.Overview, plan raftfsm.Plan) goal {
-	g := goal{changed: map[string]bool{}, restarts: map[string]raftfsm.Report{}, withdrawn: map[string]bool{}}
+	g := goal{changed: map[string]bool{}, restarts: map[string]raftfsm.Report{}, withdrawn: map[string]bool{}, seats: map[string]bool{}}
 	for _, c := range plan.Changes {
 		switch c.What {
 		case raftfsm.WhatAssignment:
@@ -43,6 +44,8 @@ func goalOf(before api.Overview, plan raftfsm.Plan) goal {
 			if c.Effect == raftfsm.EffectRestart {
 				g.restarts[c.Name] = before.State.Assignments[c.Name].Report
 			}
+		case raftfsm.WhatSeat:
+			g.seats[c.Name] = c.Effect == raftfsm.EffectName
 		case raftfsm.WhatBinding:
 			consumer, _, _ := strings.Cut(c.Name, "/")
 			g.changed[consumer] = true
@@ -87,6 +90,12 @@ func (g goal) pending(o api.Overview) []problem {
 		}
 		if p.Text != "" {
 			out = append(out, p)
+		}
+	}
+	for _, name := range sorted(g.seats) {
+		s := o.State.Seats[name]
+		if g.seats[name] && s.Want != "" && s.Holder != s.Want {
+			out = append(out, problem{"seat", name, "dark", why{Node: home(o, s.Want), Text: "it is yet to be given to " + s.Want, Since: s.Since}})
 		}
 	}
 	for _, id := range sorted(o.State.Withdrawals) {
@@ -195,6 +204,9 @@ func (f *follower) summary(o api.Overview) string {
 			processes++
 		}
 	}
+	if bindings+processes == 0 {
+		return "done"
+	}
 	text := "ready"
 	if bindings > 0 {
 		text += ", " + count(bindings, "binding") + " in use"
@@ -236,7 +248,7 @@ func (f *follower) print(o api.Overview) {
 // names are all that steps may be about, so that the columns stay where they
 // are from the first line to the last.
 func (f *follower) names(o api.Overview) []string {
-	out := sorted(f.goal.withdrawn)
+	out := append(sorted(f.goal.withdrawn), sorted(f.goal.seats)...)
 	for name, a := range o.State.Assignments {
 		if !f.goal.wants(a) {
 			continue
@@ -275,6 +287,12 @@ func (f *follower) steps(o api.Overview) []step {
 				text += ": " + a.Report.Class
 			}
 			out = append(out, step{name, a.Report.State, text})
+		}
+	}
+	for _, name := range sorted(f.goal.seats) {
+		old, now := f.last.State.Seats[name], o.State.Seats[name]
+		if now.Holder != "" && now.Epoch != old.Epoch {
+			out = append(out, step{name, "held", fmt.Sprintf("by %s on %s", now.Holder, home(o, now.Holder))})
 		}
 	}
 	return append(out, f.withdrawalSteps(o)...)

@@ -60,6 +60,15 @@ func TestPushThatIsHeldUp(t *testing.T) {
 	m.golden(t, "push-held-up", 0, "push", file(t, "shop.yaml", database+separator+shop))
 }
 
+func TestPushUntilItsSeatIsHeld(t *testing.T) {
+	m := newMesh(t)
+	m.script = []func(*mesh) error{provides(pgMain, true, "", ""), func(m *mesh) error {
+		_, err := m.commit("beta", raftfsm.Hold{Seat: "mesh-store", Assignment: "pg-main"})
+		return err
+	}}
+	m.golden(t, "push-seat", 0, "push", file(t, "db.yaml", seat+"holder: pg-main\n"+separator+database))
+}
+
 func TestPushPending(t *testing.T) {
 	m := newMesh(t)
 	m.golden(t, "push-pending", 2, "push", "--pending", file(t, "shop.yaml", shop))

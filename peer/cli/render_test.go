@@ -113,7 +113,7 @@ func TestListings(t *testing.T) {
 		{"bad-output", 1, []string{"seats", "-o", "xml"}},
 		{"bad-flag", 1, []string{"push", "--force"}},
 		{"bad-arguments", 1, []string{"rm", "seat"}},
-		{"bad-verb", 1, []string{"stauts"}},
+		{"bad-verb", 1, []string{"bindngs"}},
 	} {
 		t.Run(c.name, func(t *testing.T) { m.golden(t, c.name, c.code, c.args...) })
 	}
