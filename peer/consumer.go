@@ -22,13 +22,13 @@ type consumer struct {
 	checks  map[string]*worker // by requirement: one that hangs holds up no other
 
 	mu      sync.Mutex
-	checked map[string]uint64 // requirement -> generation whose delivered bytes logged in from here
+	checked map[string]string // requirement -> what of it logged in from here: need.version
 	handed  bool              // everything was delivered once since this node started
 	spec    *supervise.Spec   // with handed: nil where the mesh starts no process
 }
 
 func (n *Peer) newConsumer(name string) *consumer {
-	return &consumer{n: n, name: name, deliver: n.newWorker(), checks: map[string]*worker{}, checked: map[string]uint64{}}
+	return &consumer{n: n, name: name, deliver: n.newWorker(), checks: map[string]*worker{}, checked: map[string]string{}}
 }
 
 // set gives the workers what is to be done for the assignment as it is now.
@@ -78,7 +78,12 @@ func (c *consumer) noteAll(needs []need, step, class string) {
 func (c *consumer) hasChecked(n need) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return n.Credential.Delivered || c.checked[n.Requirement] == n.Credential.Generation
+	return n.Credential.Delivered && n.Address == n.Credential.Address || c.checked[n.Requirement] == n.version()
+}
+
+// version tells one delivery of a need from the next.
+func (n need) version() string {
+	return fmt.Sprintf("%d %s", n.Credential.Generation, hash([]byte(fmt.Sprint(n.ResourceID, n.Address))))
 }
 
 func (c *consumer) checkTasks(n need) []task {
@@ -87,7 +92,7 @@ func (c *consumer) checkTasks(n need) []task {
 	}
 	about := raftfsm.TroubleReport{Binding: n.Binding, Side: raftfsm.SideConsumer}
 	return []task{{
-		key: fmt.Sprintf("%s %s %d", verbCheck, n.Binding, n.Credential.Generation),
+		key: fmt.Sprintf("%s %s %s", verbCheck, n.Binding, n.version()),
 		do: func(ctx context.Context) error {
 			kind := c.n.cfg.Kinds.Find(n.Kind)
 			if kind == nil {
@@ -101,7 +106,7 @@ func (c *consumer) checkTasks(n need) []task {
 				return err
 			}
 			c.mu.Lock()
-			c.checked[n.Requirement] = n.Credential.Generation
+			c.checked[n.Requirement] = n.version()
 			c.mu.Unlock()
 			return nil
 		},
@@ -120,7 +125,7 @@ func (c *consumer) fields(kind provision.Kind, n need) (map[string]string, error
 		return nil, err
 	}
 	res := provision.Resource{ID: n.ResourceID, Name: n.Resource.Name}
-	fields := kind.Fields(provision.Address(n.Credential.Address), res, login)
+	fields := kind.Fields(provision.Address(n.Address), res, login)
 	fields["provider"] = n.Provider
 	return fields, nil
 }
@@ -235,14 +240,9 @@ func hash(b []byte) string {
 
 // digest tells one delivery from the next.
 func digest(run raftfsm.RunSpec, needs []need) string {
-	type part struct {
-		Binding    string
-		Generation uint64
-		Address    raftfsm.Address
-	}
-	var parts []part
+	var parts []string
 	for _, n := range needs {
-		parts = append(parts, part{n.Binding, n.Credential.Generation, n.Credential.Address})
+		parts = append(parts, n.Binding, n.version())
 	}
 	b, err := json.Marshal([]any{run.Module, parts})
 	if err != nil {

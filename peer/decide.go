@@ -96,6 +96,7 @@ type need struct {
 	ResourceID  string
 	Resource    raftfsm.Resource
 	Credential  *raftfsm.Credential // the one to deliver; nil while none is minted
+	Address     raftfsm.Address     // where the provider's node says that the service is now
 	Proof       string
 }
 
@@ -114,9 +115,12 @@ func decideNeeds(s *raftfsm.State, run raftfsm.RunSpec) []need {
 		n := need{Requirement: req, Binding: id, Kind: b.Kind, Provider: b.Provider, ResourceID: b.Resource, Resource: s.Resources[b.Resource], Proof: b.Proof}
 		for _, c := range slices.Backward(b.Credentials) {
 			if c.Minted {
-				n.Credential = &c
+				n.Credential, n.Address = &c, c.Address
 				break
 			}
+		}
+		if p, ok := s.Providers[raftfsm.ProviderID(b.Provider, b.Kind)]; ok && p.Address.Host != "" {
+			n.Address = p.Address
 		}
 		needs = append(needs, n)
 	}
