@@ -15,7 +15,7 @@ func Isolate(cmd *exec.Cmd, user string) error {
 	}
 	cmd.Dir = "/"
 	cmd.Env = environment(u, nil)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Credential: u.credential(), Pdeathsig: syscall.SIGKILL}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Credential: u.credential()}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	return nil
 }
