@@ -3,6 +3,7 @@ package supervise
 import (
 	"os/exec"
 	"syscall"
+	"time"
 )
 
 // Isolate prepares a short-lived command to run as the user ("" is the user that
@@ -16,6 +17,7 @@ func Isolate(cmd *exec.Cmd, user string) error {
 	cmd.Dir = "/"
 	cmd.Env = environment(u, nil)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Credential: u.credential()}
+	cmd.WaitDelay = time.Second // for who left the group and holds the pipes
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	return nil
 }
