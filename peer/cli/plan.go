@@ -47,7 +47,7 @@ changed. Exit code 0 without changes, 2 with some, 1 where the push would be ref
 	return cmd
 }
 
-// planSigns stand before the changes of a plan.
+// planSign stands before a change of a plan.
 func planSign(effect string) string {
 	switch effect {
 	case raftfsm.EffectMint, raftfsm.EffectStart:

@@ -16,7 +16,7 @@ import (
 	"meshd/raftfsm"
 )
 
-// story is a mesh in which much has happened: a seat that is held and one that
+// eventful is a mesh in which much has happened: a seat that is held and one that
 // is dark, a shop in use, a shop that is stuck, one that waits for a provider,
 // and data that is retained.
 func eventful(t *testing.T) *mesh {
