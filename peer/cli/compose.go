@@ -48,7 +48,8 @@ type node struct {
 }
 
 // run brings the node in the directory to life and runs it until ctx ends. ready
-// is called once it serves.
+// is called once it serves and knows its mesh: a command that comes earlier is
+// refused.
 //
 // The order: what locks the directory first, so that two processes never run
 // one; then who we are; then the ports, from the innermost to the one that lets
@@ -77,7 +78,12 @@ func run(ctx context.Context, p place, log *slog.Logger, ready func(*node)) (err
 	group.Go(func() error { return n.members.run(ctx) })
 	group.Go(func() error { return n.peer.Run(ctx) })
 	group.Go(func() error { return n.backend().Serve(ctx, listener) })
-	ready(n)
+	group.Go(func() error {
+		if n.peer.Wait(ctx, 0) == nil {
+			ready(n)
+		}
+		return nil
+	})
 	return group.Wait()
 }
 

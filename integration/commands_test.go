@@ -1,0 +1,384 @@
+package integration
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"meshd/peer/api"
+	"meshd/provision/postgres/pgtest"
+)
+
+const (
+	// patience bounds everything that a script waits for.
+	patience = 30 * time.Second
+	// glance is how often a script looks whether it came true.
+	glance = 100 * time.Millisecond
+)
+
+// stage is what one script plays on: a mesh, and servers beside it.
+type stage struct {
+	t       testscript.T
+	mesh    *Mesh
+	servers map[string]*pgtest.Server
+	code    int // exit code of the last command on a node
+}
+
+type stageKey struct{}
+
+func newStage(t testscript.T, m *Mesh) *stage {
+	return &stage{t: t, mesh: m, servers: map[string]*pgtest.Server{}}
+}
+
+func stageOf(ts *testscript.TestScript) *stage { return ts.Value(stageKey{}).(*stage) }
+
+// close ends everything. What the nodes said is shown when the script failed.
+func (s *stage) close() {
+	if tb, ok := s.t.(testing.TB); ok && tb.Failed() {
+		for _, n := range s.mesh.nodes {
+			text, _ := os.ReadFile(n.LogPath()) // nothing to show is no fault
+			tb.Logf("%s said at the end:\n%s", n.Name, text[max(0, len(text)-8<<10):])
+		}
+	}
+	errs := []error{s.mesh.Close()}
+	for _, server := range s.servers {
+		errs = append(errs, server.Close())
+	}
+	if err := errors.Join(errs...); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// command is one word of the scripts: it returns what went wrong.
+type command func(ctx context.Context, s *stage, ts *testscript.TestScript, args []string) error
+
+// commands are the words that the scripts have beside those of testscript:
+//
+//	mesh NAME...                  start these nodes, the first makes the mesh
+//	on NODE COMMAND...            run a command with MESHD_SOCKET of the node
+//	code N                        the last command on a node ended with this code
+//	until PATTERN NODE COMMAND... repeat the command on the node until its output
+//	                              matches (exit codes do not matter)
+//	while PATTERN NODE COMMAND... repeat it until its output matches no longer
+//	kill|stop|start NODE...       kill -9, stop in order, start again
+//	ports NAME                    set $NAME_PORT, $NAME_BUS and $NAME_STORE to free ports
+//	postgres NAME                 start a PostgreSQL server, and set $NAME_PORT and
+//	                              $NAME_ADMIN, the path of its admin file
+//	postgres NAME stop|start|read-only|writable|standby|primary
+//	sql NAME STATEMENT            run a statement there as the superuser
+//	login URI                     log in to PostgreSQL
+//	expand FILE...                replace $NAME in files
+//	let NAME                      set $NAME to what the last command printed
+//	pid ASSIGNMENT                print the process id of what runs for it
+//	delivered ASSIGNMENT REQUIREMENT FIELD
+//	                              print a file that was delivered
+//	calls N NODE TARGET           call N times through the node, and print who answered
+//
+// A ! in front means that it must fail.
+func commands() map[string]func(*testscript.TestScript, bool, []string) {
+	all := map[string]command{
+		"mesh": mesh, "on": on, "code": code, "until": untilMatch, "while": whileMatch,
+		"kill": each((*Node).Kill), "stop": each((*Node).Stop), "start": start, "ports": ports,
+		"postgres": postgres, "sql": sql, "login": login, "expand": expand, "let": let,
+		"pid": pid, "delivered": delivered, "calls": calls,
+	}
+	out := map[string]func(*testscript.TestScript, bool, []string){}
+	for name, run := range all {
+		out[name] = func(ts *testscript.TestScript, neg bool, args []string) {
+			ctx, cancel := context.WithTimeout(context.Background(), patience)
+			defer cancel()
+			err := run(ctx, stageOf(ts), ts, args)
+			switch {
+			case err != nil && !neg:
+				ts.Fatalf("%s: %v", name, err)
+			case err == nil && neg:
+				ts.Fatalf("%s succeeded, and it must not", name)
+			case err != nil:
+				ts.Logf("[%v]", err)
+			}
+		}
+	}
+	return out
+}
+
+var errUsage = errors.New("wrong arguments; see commands in commands_test.go")
+
+func mesh(ctx context.Context, s *stage, _ *testscript.TestScript, args []string) error {
+	return s.mesh.Start(ctx, args...)
+}
+
+// on runs a command on a node, and keeps what it prints for stdout and stderr.
+func on(ctx context.Context, s *stage, ts *testscript.TestScript, args []string) error {
+	stdout, stderr, err := s.run(ctx, ts, args)
+	ts.Stdout().Write(stdout)
+	ts.Stderr().Write(stderr)
+	return err
+}
+
+func (s *stage) run(ctx context.Context, ts *testscript.TestScript, args []string) (stdout, stderr []byte, err error) {
+	if len(args) < 2 {
+		return nil, nil, errUsage
+	}
+	n, err := s.mesh.Node(args[0])
+	if err != nil {
+		return nil, nil, err
+	}
+	var out, errs bytes.Buffer
+	cmd := exec.CommandContext(ctx, args[1], args[2:]...)
+	cmd.Dir = ts.Getenv("WORK")
+	cmd.Env = append(os.Environ(), "MESHD_SOCKET="+n.Socket())
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	err = cmd.Run()
+	s.code = cmd.ProcessState.ExitCode()
+	if ctx.Err() != nil {
+		err = fmt.Errorf("it takes longer than %v", patience)
+	}
+	return out.Bytes(), errs.Bytes(), err
+}
+
+func code(_ context.Context, s *stage, _ *testscript.TestScript, args []string) error {
+	if len(args) != 1 {
+		return errUsage
+	}
+	if args[0] != strconv.Itoa(s.code) {
+		return fmt.Errorf("the exit code is %d", s.code)
+	}
+	return nil
+}
+
+func untilMatch(ctx context.Context, s *stage, ts *testscript.TestScript, args []string) error {
+	return s.repeat(ctx, ts, args, true)
+}
+
+func whileMatch(ctx context.Context, s *stage, ts *testscript.TestScript, args []string) error {
+	return s.repeat(ctx, ts, args, false)
+}
+
+func (s *stage) repeat(ctx context.Context, ts *testscript.TestScript, args []string, want bool) error {
+	if len(args) < 3 {
+		return errUsage
+	}
+	pattern, err := regexp.Compile(`(?m)` + args[0])
+	if err != nil {
+		return err
+	}
+	for {
+		stdout, stderr, err := s.run(ctx, ts, args[1:])
+		if ctx.Err() == nil && s.code >= 0 && pattern.Match(append(stdout, stderr...)) == want {
+			ts.Stdout().Write(stdout)
+			ts.Stderr().Write(stderr)
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("it did not come true within %v; the last output (%v):\n%s%s", patience, err, stdout, stderr)
+		case <-time.After(glance):
+		}
+	}
+}
+
+// each is a command that does something to some nodes.
+func each(do func(*Node) error) command {
+	return func(_ context.Context, s *stage, _ *testscript.TestScript, args []string) error {
+		for _, name := range args {
+			n, err := s.mesh.Node(name)
+			if err != nil {
+				return err
+			}
+			if err := do(n); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
+func start(ctx context.Context, s *stage, ts *testscript.TestScript, args []string) error {
+	return each(func(n *Node) error { return n.Start(ctx) })(ctx, s, ts, args)
+}
+
+func ports(_ context.Context, _ *stage, ts *testscript.TestScript, args []string) error {
+	if len(args) != 1 {
+		return errUsage
+	}
+	var n Node
+	if err := n.choosePorts(); err != nil {
+		return err
+	}
+	name := strings.ToUpper(args[0])
+	ts.Setenv(name+"_PORT", strconv.Itoa(n.MeshPort))
+	ts.Setenv(name+"_BUS", strconv.Itoa(n.BusPort))
+	ts.Setenv(name+"_STORE", strconv.Itoa(n.StorePort))
+	return nil
+}
+
+func postgres(ctx context.Context, s *stage, ts *testscript.TestScript, args []string) error {
+	switch len(args) {
+	case 1:
+		return s.startServer(ts, args[0])
+	case 2:
+	default:
+		return errUsage
+	}
+	server, ok := s.servers[args[0]]
+	if !ok {
+		return fmt.Errorf("there is no server %s", args[0])
+	}
+	switch args[1] {
+	case "stop":
+		return server.Stop()
+	case "start":
+		return server.Start()
+	case "read-only":
+		return server.ReadOnly(ctx, true)
+	case "writable":
+		return server.ReadOnly(ctx, false)
+	case "standby":
+		return server.Standby(true)
+	case "primary":
+		return server.Standby(false)
+	}
+	return errUsage
+}
+
+func (s *stage) startServer(ts *testscript.TestScript, name string) error {
+	server, err := pgtest.Start(pgtest.Options{})
+	if errors.Is(err, pgtest.ErrMissing) && os.Getenv("MESHD_REQUIRE_SERVERS") != "1" {
+		s.t.Skip(err)
+	}
+	if err != nil {
+		return err
+	}
+	s.servers[name] = server
+	admin := filepath.Join(ts.Getenv("WORK"), name+".admin")
+	if err := os.WriteFile(admin, []byte(server.AdminURL()+"\n"), 0o600); err != nil {
+		return err
+	}
+	ts.Setenv(strings.ToUpper(name)+"_PORT", strconv.Itoa(server.Port))
+	ts.Setenv(strings.ToUpper(name)+"_ADMIN", admin)
+	return nil
+}
+
+func sql(ctx context.Context, s *stage, _ *testscript.TestScript, args []string) error {
+	if len(args) != 2 || s.servers[args[0]] == nil {
+		return errUsage
+	}
+	return s.servers[args[0]].Exec(ctx, "postgres", args[1])
+}
+
+func login(ctx context.Context, _ *stage, ts *testscript.TestScript, args []string) error {
+	if len(args) != 1 {
+		return errUsage
+	}
+	conn, err := pgx.Connect(ctx, args[0])
+	if err != nil {
+		fmt.Fprintln(ts.Stderr(), err)
+		return err
+	}
+	return conn.Close(ctx)
+}
+
+func expand(_ context.Context, _ *stage, ts *testscript.TestScript, args []string) error {
+	for _, name := range args {
+		path := ts.MkAbs(name)
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(path, []byte(os.Expand(string(text), ts.Getenv)), 0o666); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func let(_ context.Context, _ *stage, ts *testscript.TestScript, args []string) error {
+	if len(args) != 1 {
+		return errUsage
+	}
+	ts.Setenv(args[0], strings.TrimSpace(ts.ReadFile("stdout")))
+	return nil
+}
+
+func pid(_ context.Context, s *stage, ts *testscript.TestScript, args []string) error {
+	if len(args) != 1 {
+		return errUsage
+	}
+	pids, err := s.mesh.Processes(args[0])
+	if err != nil {
+		return err
+	}
+	if len(pids) != 1 {
+		return fmt.Errorf("%d processes run for %s: %v", len(pids), args[0], pids)
+	}
+	fmt.Fprintln(ts.Stdout(), pids[0])
+	return nil
+}
+
+func delivered(_ context.Context, s *stage, ts *testscript.TestScript, args []string) error {
+	if len(args) != 3 {
+		return errUsage
+	}
+	found, err := filepath.Glob(filepath.Join(s.mesh.dir, "*", "run", "bindings", args[0], args[1], args[2]))
+	if err != nil {
+		return err
+	}
+	if len(found) != 1 {
+		return fmt.Errorf("it is delivered %d times", len(found))
+	}
+	text, err := os.ReadFile(found[0])
+	if err == nil {
+		_, err = ts.Stdout().Write(text)
+	}
+	return err
+}
+
+// calls counts who answered.
+func calls(ctx context.Context, s *stage, ts *testscript.TestScript, args []string) error {
+	if len(args) != 3 {
+		return errUsage
+	}
+	times, err := strconv.Atoi(args[0])
+	if err != nil {
+		return err
+	}
+	n, err := s.mesh.Node(args[1])
+	if err != nil {
+		return err
+	}
+	client := api.NewClient(n.Socket())
+	defer client.Close()
+	who := map[string]int{}
+	for i := range times {
+		r, err := client.Call(ctx, args[2], []byte("{}"))
+		if err != nil {
+			return fmt.Errorf("call %d of %d: %w", i+1, times, err)
+		}
+		answerer := r.Node
+		if r.Seat != "" {
+			answerer = fmt.Sprintf("%s, epoch %d", r.Node, r.Epoch)
+		}
+		who[answerer]++
+	}
+	for _, answerer := range slices.Sorted(maps.Keys(who)) {
+		if _, err := io.WriteString(ts.Stdout(), fmt.Sprintf("%d by %s\n", who[answerer], answerer)); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,73 @@
+package integration
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"meshd/peer/cli"
+)
+
+// TestMain makes this binary the programs that the scripts run as well: each is
+// started from a directory in PATH, under its own name.
+func TestMain(m *testing.M) {
+	testscript.Main(m, map[string]func(){
+		"meshd": func() {
+			ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+			code := cli.Main(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr)
+			stop()
+			os.Exit(code)
+		},
+		"app":    app,
+		"busapp": busapp,
+	})
+}
+
+// TestScripts passes testdata/*.txt, each with a mesh of its own. As many run at
+// a time as there are processors: see go help testflag, -parallel.
+func TestScripts(t *testing.T) {
+	meshd, err := exec.LookPath("meshd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Not in $WORK, which is too long for the path of a socket.
+	root, err := os.MkdirTemp("", "mesh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	alive, err := holdAlive(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		left, err := find(func(env string) bool { return strings.Contains(env, root+"/") })
+		if err != nil || len(left) > 0 {
+			t.Errorf("processes %v of the scripts are there still (%v)", left, err)
+		}
+		alive.Close()
+		if err := os.RemoveAll(root); err != nil {
+			t.Error(err)
+		}
+	})
+	testscript.Run(t, testscript.Params{
+		Dir: "testdata",
+		Setup: func(env *testscript.Env) error {
+			dir, err := os.MkdirTemp(root, "")
+			if err != nil {
+				return err
+			}
+			s := newStage(env.T(), New(meshd, filepath.Clean(dir)))
+			env.Values[stageKey{}] = s
+			env.Defer(s.close)
+			return nil
+		},
+		Cmds: commands(),
+	})
+}
