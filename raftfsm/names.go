@@ -82,7 +82,7 @@ func nearest(name string, candidates []string) []string {
 	}
 	var all []scored
 	for _, c := range candidates {
-		all = append(all, scored{c, distance(name, c)})
+		all = append(all, scored{c, Distance(name, c)})
 	}
 	slices.SortStableFunc(all, func(a, b scored) int { return a.cost - b.cost })
 	var out []string
@@ -94,23 +94,29 @@ func nearest(name string, candidates []string) []string {
 	return out
 }
 
-// distance is the Levenshtein distance of a and b.
-func distance(a, b string) int {
+// Distance counts the insertions, deletions, replacements and swaps of
+// neighbours that lead from a to b (Damerau and Levenshtein, restricted).
+func Distance(a, b string) int {
+	var before []int
 	row := make([]int, len(b)+1)
 	for j := range row {
 		row[j] = j
 	}
 	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
+		next := make([]int, len(b)+1)
+		next[0] = i + 1
 		for j := range len(b) {
-			cost := diagonal
+			cost := row[j]
 			if a[i] != b[j] {
 				cost++
 			}
-			diagonal = row[j+1]
-			row[j+1] = min(cost, row[j]+1, row[j+1]+1)
+			cost = min(cost, row[j+1]+1, next[j]+1)
+			if i > 0 && j > 0 && a[i] == b[j-1] && a[i-1] == b[j] {
+				cost = min(cost, before[j-1]+1)
+			}
+			next[j+1] = cost
 		}
+		before, row = row, next
 	}
 	return row[len(b)]
 }

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"meshd/raftfsm"
 )
 
 // Fault is one broken rule, where it is broken, and the way out.
@@ -76,39 +78,12 @@ func nearest(written string, candidates []string) string {
 	written = strings.ToLower(written)
 	for _, c := range candidates {
 		if far := len(c) - len(written); far < least && -far < least {
-			if d := distance(written, c); d < least && 2*d <= len(c) {
+			if d := raftfsm.Distance(written, c); d < least && 2*d <= len(c) {
 				best, least = c, d
 			}
 		}
 	}
 	return best
-}
-
-// distance counts the insertions, deletions, replacements and swaps of
-// neighbours that lead from a to b (Damerau and Levenshtein, restricted).
-func distance(a, b string) int {
-	var before []int
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		next := make([]int, len(b)+1)
-		next[0] = i + 1
-		for j := range len(b) {
-			cost := row[j]
-			if a[i] != b[j] {
-				cost++
-			}
-			cost = min(cost, row[j+1]+1, next[j]+1)
-			if i > 0 && j > 0 && a[i] == b[j-1] && a[i-1] == b[j] {
-				cost = min(cost, before[j-1]+1)
-			}
-			next[j+1] = cost
-		}
-		before, row = row, next
-	}
-	return row[len(b)]
 }
 
 // and joins words as a sentence does: "a, b and c".
