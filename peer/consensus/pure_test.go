@@ -53,6 +53,8 @@ func TestDecideVoters(t *testing.T) {
 				s.Acked = now.Add(-d)
 			} else if x == "behind" {
 				s.Matched = last - caughtUp - 1
+			} else if x == "unheard" {
+				s.Matched = 0
 			} else {
 				t.Fatalf("server %q", w)
 			}
@@ -69,6 +71,7 @@ func TestDecideVoters(t *testing.T) {
 		{"three voters are enough", "a b c d e", "a* b* c* d e", ""},
 		{"everybody is added first", "a b c d", "a* b", "add learner c"},
 		{"a learner that is behind gets no vote", "a b c", "a* b,behind c", "promote c"},
+		{"nor one that has not been heard of yet", "a b c", "a* b,unheard c,unheard", ""},
 		{"nor one that is silent", "a b c", "a* b,3s c,behind", ""},
 		{"nor any while a voter is silent", "a b c", "a* b*,3s c", ""},
 		{"a dead voter keeps its vote where nobody can take it", "a b c", "a* b* c*,2h", ""},
@@ -106,6 +109,9 @@ func TestDecideVoters(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			f := Facts{Self: "a", Last: last, Now: now}
+			if strings.Contains(tc.servers, "unheard") {
+				f.Last = caughtUp // a young mesh
+			}
 			if !strings.Contains(tc.servers, "a*") {
 				f.Self = "y"
 			}
@@ -143,7 +149,7 @@ func TestVotersSettle(t *testing.T) {
 					f.Members = append(f.Members, Member{ID: id})
 					staying++
 				}
-				f.Servers = append(f.Servers, Server{ID: id, Voter: voters>>i&1 == 1, Acked: now})
+				f.Servers = append(f.Servers, Server{ID: id, Voter: voters>>i&1 == 1, Matched: 1, Acked: now})
 			}
 			for step := 0; ; step++ {
 				c, ok := DecideVoters(f)
@@ -164,7 +170,7 @@ func TestVotersSettle(t *testing.T) {
 					next = append(next, s)
 				}
 				if c.Op == AddLearner {
-					next = append(next, Server{ID: c.Node, Acked: now})
+					next = append(next, Server{ID: c.Node, Matched: 1, Acked: now})
 				}
 				f.Servers = next
 			}

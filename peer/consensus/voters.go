@@ -126,10 +126,11 @@ func (v *view) fit(s Server) bool {
 	return ok && !m.Leaving
 }
 
-// heir is the learner to give the next vote to.
+// heir is the learner to give the next vote to. One that has acknowledged nothing
+// in this term may not exist at all, however short the log is.
 func (v *view) heir() (Server, bool) {
 	for _, s := range v.learners {
-		if v.fit(s) && v.current(s) && s.Matched+caughtUp >= v.Last {
+		if v.fit(s) && v.current(s) && s.Matched > 0 && s.Matched+caughtUp >= v.Last {
 			return s, true
 		}
 	}
