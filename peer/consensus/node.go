@@ -139,6 +139,7 @@ func open(cfg Config) (*Node, error) {
 	if err != nil {
 		return nil, errors.Join(err, n.driver.failure(), n.tap.Close())
 	}
+	n.tap.serve((&ballot{n.raft, cfg.Disk.logs, rc.LocalID}).take)
 	n.stop = sync.OnceValue(n.halt) // the library hands out one future that waits, and later ones that do not
 	// The library falls back to an older snapshot when the machine refuses the newest. That is right
 	// for a torn file, which its checksum finds first, and wrong for one of another version.

@@ -153,16 +153,21 @@ func newTap(self string, streams Streams, timeout time.Duration, log hclog.Logge
 		// (hashicorp/raft#612), and pipelining gains little at our rates.
 		MaxRPCsInFlight: 1,
 	})
-	x.wg.Go(x.forward)
 	return x, nil
 }
 
-// forward hands inbound RPCs to the main loop, noting each before it is processed.
-func (x *tap) forward() {
+// serve hands inbound RPCs to the main loop from now on, noting each before it is processed. take sees
+// it then, and may answer it.
+func (x *tap) serve(take func(raft.RPC) bool) { x.wg.Go(func() { x.forward(take) }) }
+
+func (x *tap) forward(take func(raft.RPC) bool) {
 	for {
 		select {
 		case rpc := <-x.NetworkTransport.Consumer():
 			x.noteInbound(rpc.Command)
+			if take(rpc) {
+				continue
+			}
 			select {
 			case x.rpcs <- rpc:
 			case <-x.done:

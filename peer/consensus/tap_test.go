@@ -1,6 +1,7 @@
 package consensus
 
 import (
+	"context"
 	"io"
 	"log/slog"
 	"reflect"
@@ -25,6 +26,7 @@ func openTap(t *testing.T, f *network.Fabric, id string) *tap {
 	if err != nil {
 		t.Fatal(err)
 	}
+	x.serve(func(raft.RPC) bool { return false })
 	return x
 }
 
@@ -146,6 +148,58 @@ func TestARestartedPeerGetsTheVoteRequest(t *testing.T) {
 		}
 		if d := time.Since(start); d > 600*time.Millisecond {
 			t.Errorf("asked a silent peer for %v", d)
+		}
+	})
+}
+
+func TestANewVoterIsElectedByOneThatDoesNotKnowItYet(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := network.NewFabric()
+		nodes := map[string]*Node{}
+		for _, id := range []string{"a", "b", "c"} {
+			n, err := Open(Config{Node: id, Streams: f.Join(id), Disk: MemoryDisk(), Machine: idle{},
+				Timing: LAN(), Log: slog.New(slog.DiscardHandler)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			nodes[id] = n
+			t.Cleanup(func() {
+				if err := n.Close(); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		a := nodes["a"]
+		change := func(f func(context.Context, string, uint64) error, id string) {
+			t.Helper()
+			_, at := a.Servers()
+			if err := f(t.Context(), id, at); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(time.Second)
+		}
+		if err := a.Bootstrap(); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * time.Second)
+		change(a.AddLearner, "b")
+		change(a.Promote, "b")
+		change(a.AddLearner, "c")
+		// b hears nothing of the next change, and then the leader is gone for ever.
+		f.CutOneWay("a", "b")
+		_, at := a.Servers()
+		if err := a.Promote(t.Context(), "c", at); err != nil {
+			t.Fatal(err)
+		}
+		f.Isolate("a")
+		f.Kill("a")
+		f.Isolate("a")
+		time.Sleep(5 * time.Second)
+		if b, c := nodes["b"].State(), nodes["c"].State(); b != "follower" || c != "leader" {
+			t.Errorf("b is %s and c is %s", b, c)
+		}
+		if servers, _ := nodes["b"].Servers(); len(servers) != 3 || !servers[2].Voter {
+			t.Errorf("b has not learnt who votes: %+v", servers)
 		}
 	})
 }
