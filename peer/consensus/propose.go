@@ -161,6 +161,10 @@ func (n *Node) Apply(ctx context.Context, entry []byte) (index uint64, result an
 	if out.err != nil {
 		return applied.Index(), nil, fmt.Errorf("commit entry: it is committed, and this node stops: %w", out.err)
 	}
+	select {
+	case n.news <- struct{}{}:
+	default:
+	}
 	return applied.Index(), out.result, nil
 }
 

@@ -15,7 +15,7 @@ type Timing struct {
 	Heartbeat   time.Duration // a follower that hears nothing for so long campaigns
 	Election    time.Duration // a campaign that decides nothing starts again
 	LeaderLease time.Duration // a leader that no majority answered for so long steps down
-	Commit      time.Duration // followers learn a new commit index within about twice this
+	Commit      time.Duration // an idle leader repeats its newest entry so often; see Node.spread
 	RPC         time.Duration // for one dial or one RPC; a healed link stays stuck for up to this
 
 	// The leases that a leader grants beside the log. They are here because they must fit the
@@ -30,7 +30,7 @@ func LAN() Timing {
 		Heartbeat:   400 * time.Millisecond, // elections of 0.8 s; 250 ms saves 0.3 s and trips over busy machines
 		Election:    400 * time.Millisecond, // as Heartbeat: a split vote costs one more round
 		LeaderLease: 200 * time.Millisecond, // half a heartbeat, so that the old leader is gone before the next
-		Commit:      25 * time.Millisecond,  // what a reader on a follower waits at most, twice over
+		Commit:      250 * time.Millisecond, // a tenth of the RPCs, and of the load of a node at rest, that 25 ms make
 		RPC:         500 * time.Millisecond, // raft's own 10 s keep a healed partition apart for 10 s
 		Lease:       1500 * time.Millisecond,
 		Renew:       250 * time.Millisecond, // a sixth of the lease: five may be lost
@@ -43,7 +43,7 @@ func Slow() Timing {
 		Heartbeat:   time.Second,
 		Election:    time.Second,
 		LeaderLease: time.Second, // a stalled card must not cost the leadership
-		Commit:      50 * time.Millisecond,
+		Commit:      500 * time.Millisecond,
 		RPC:         2 * time.Second,
 		Lease:       3 * time.Second,
 		Renew:       500 * time.Millisecond,
@@ -56,7 +56,7 @@ func WAN() Timing {
 		Heartbeat:   2 * time.Second,
 		Election:    2 * time.Second,
 		LeaderLease: time.Second,
-		Commit:      100 * time.Millisecond,
+		Commit:      500 * time.Millisecond,
 		RPC:         2 * time.Second,
 		Lease:       6 * time.Second,
 		Renew:       time.Second,
