@@ -28,6 +28,10 @@ func newInitCommand() *cobra.Command {
 			if err := f.complete(); err != nil {
 				return err
 			}
+			p := place{f.dir}
+			if lives, err := resume(cmd, p, verbose); lives {
+				return err
+			}
 			if f.Advertise == "" {
 				addr, err := ownAddress()
 				if err != nil {
@@ -35,7 +39,6 @@ func newInitCommand() *cobra.Command {
 				}
 				f.Advertise = addr
 			}
-			p := place{f.dir}
 			recovery, err := makeMesh(p, f.settings)
 			if err != nil {
 				return err
@@ -48,6 +51,17 @@ func newInitCommand() *cobra.Command {
 	f.add(cmd)
 	cmd.Flags().BoolVarP(&verbose, "verbose", "v", false, "log what every part does")
 	return cmd
+}
+
+// resume runs the node that lives in the directory already, if one does: in a
+// container the same command line starts it the first time and every other.
+func resume(cmd *cobra.Command, p place, verbose bool) (lives bool, err error) {
+	s, err := p.load()
+	if err != nil {
+		return false, nil // what is wrong with it, whoever makes a node there says
+	}
+	fmt.Fprintf(cmd.OutOrStdout(), "%s is node %s of mesh %s already; starting it.\n", p.dir, s.Name, s.Mesh)
+	return true, foreground(cmd.Context(), p, cmd.OutOrStdout(), cmd.ErrOrStderr(), verbose)
 }
 
 // makeMesh makes everything that the first start needs, the directory's settings

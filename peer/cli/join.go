@@ -43,9 +43,8 @@ func newJoinCommand() *cobra.Command {
 				return err
 			}
 			p := place{f.dir}
-			if s, err := p.load(); err == nil {
-				fmt.Fprintf(cmd.OutOrStdout(), "%s is node %s of mesh %s already; starting it.\n", p.dir, s.Name, s.Mesh)
-				return foreground(cmd.Context(), p, cmd.OutOrStdout(), cmd.ErrOrStderr(), verbose)
+			if lives, err := resume(cmd, p, verbose); lives {
+				return err
 			}
 			token, err := readToken(args, tokenFile)
 			if err != nil {
