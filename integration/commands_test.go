@@ -75,7 +75,8 @@ type command func(ctx context.Context, s *stage, ts *testscript.TestScript, args
 //	until PATTERN NODE COMMAND... repeat the command on the node until its output
 //	                              matches (exit codes do not matter)
 //	while PATTERN NODE COMMAND... repeat it until its output matches no longer
-//	kill|stop|start NODE...       kill -9, stop in order, start again
+//	kill-node|stop-node|start-node NODE...
+//	                              kill -9, stop in order, start again
 //	ports NAME                    set $NAME_PORT, $NAME_BUS and $NAME_STORE to free ports
 //	postgres NAME                 start a PostgreSQL server, and set $NAME_PORT and
 //	                              $NAME_ADMIN, the path of its admin file
@@ -93,7 +94,7 @@ type command func(ctx context.Context, s *stage, ts *testscript.TestScript, args
 func commands() map[string]func(*testscript.TestScript, bool, []string) {
 	all := map[string]command{
 		"mesh": mesh, "on": on, "code": code, "until": untilMatch, "while": whileMatch,
-		"kill": each((*Node).Kill), "stop": each((*Node).Stop), "start": start, "ports": ports,
+		"kill-node": each((*Node).Kill), "stop-node": each((*Node).Stop), "start-node": start, "ports": ports,
 		"postgres": postgres, "sql": sql, "login": login, "expand": expand, "let": let,
 		"pid": pid, "delivered": delivered, "calls": calls,
 	}
