@@ -14,11 +14,13 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/rogpeppe/go-internal/testscript"
+	"golang.org/x/sync/errgroup"
 
 	"meshd/peer/api"
 	"meshd/provision/postgres/pgtest"
@@ -29,6 +31,9 @@ const (
 	patience = 30 * time.Second
 	// glance is how often a script looks whether it came true.
 	glance = 100 * time.Millisecond
+	// callsAtOnce is how many calls are under way together: enough that the order
+	// of the answers is not that of the calls.
+	callsAtOnce = 4
 )
 
 // stage is what one script plays on: a mesh, and servers beside it.
@@ -69,7 +74,8 @@ type command func(ctx context.Context, s *stage, ts *testscript.TestScript, args
 
 // commands are the words that the scripts have beside those of testscript:
 //
-//	mesh NAME...                  start these nodes, the first makes the mesh
+//	mesh NAME...                  start these nodes, the first makes the mesh; $NAME_FILES
+//	                              is the node's own directory, which it finds at $HERE
 //	on NODE COMMAND...            run a command with MESHD_SOCKET of the node
 //	code N                        the last command on a node ended with this code
 //	until PATTERN NODE COMMAND... repeat the command on the node until its output
@@ -88,7 +94,8 @@ type command func(ctx context.Context, s *stage, ts *testscript.TestScript, args
 //	pid ASSIGNMENT                print the process id of what runs for it
 //	delivered ASSIGNMENT REQUIREMENT FIELD
 //	                              print a file that was delivered
-//	calls N NODE TARGET           call N times through the node, and print who answered
+//	calls N NODE TARGET           call N times through the node, and print how often each
+//	                              node answered what
 //
 // A ! in front means that it must fail.
 func commands() map[string]func(*testscript.TestScript, bool, []string) {
@@ -119,8 +126,13 @@ func commands() map[string]func(*testscript.TestScript, bool, []string) {
 
 var errUsage = errors.New("wrong arguments; see commands in commands_test.go")
 
-func mesh(ctx context.Context, s *stage, _ *testscript.TestScript, args []string) error {
-	return s.mesh.Start(ctx, args...)
+func mesh(ctx context.Context, s *stage, ts *testscript.TestScript, args []string) error {
+	err := s.mesh.Start(ctx, args...)
+	for _, n := range s.mesh.nodes {
+		ts.Setenv(strings.ToUpper(n.Name)+"_FILES", n.Files)
+	}
+	ts.Setenv("HERE", "/proc/self/cwd")
+	return err
 }
 
 // on runs a command on a node, and keeps what it prints for stdout and stderr.
@@ -364,17 +376,25 @@ func calls(ctx context.Context, s *stage, ts *testscript.TestScript, args []stri
 	}
 	client := api.NewClient(n.Socket())
 	defer client.Close()
+	var mu sync.Mutex
 	who := map[string]int{}
-	for i := range times {
-		r, err := client.Call(ctx, args[2], []byte("{}"))
-		if err != nil {
-			return fmt.Errorf("call %d of %d: %w", i+1, times, err)
-		}
-		answerer := r.Node
-		if r.Seat != "" {
-			answerer = fmt.Sprintf("%s, epoch %d", r.Node, r.Epoch)
-		}
-		who[answerer]++
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(callsAtOnce)
+	for range times {
+		group.Go(func() error {
+			r, err := client.Call(ctx, args[2], []byte("{}"))
+			if err != nil {
+				return err
+			}
+			answerer := fmt.Sprintf("%s: %s", r.Node, bytes.TrimSpace(r.Data))
+			mu.Lock()
+			defer mu.Unlock()
+			who[answerer]++
+			return nil
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return err
 	}
 	for _, answerer := range slices.Sorted(maps.Keys(who)) {
 		if _, err := io.WriteString(ts.Stdout(), fmt.Sprintf("%d by %s\n", who[answerer], answerer)); err != nil {

@@ -59,6 +59,7 @@ func New(meshd, dir string) *Mesh { return &Mesh{dir: dir, meshd: meshd} }
 type Node struct {
 	Name      string
 	Dir       string
+	Files     string // its working directory: what would be in /etc of a machine of its own
 	MeshPort  int
 	BusPort   int
 	StorePort int
@@ -93,7 +94,10 @@ func (m *Mesh) Start(ctx context.Context, names ...string) error {
 func (m *Mesh) add(ctx context.Context, name string, first bool) error {
 	var faults []error
 	for range tries {
-		n := &Node{Name: name, Dir: filepath.Join(m.dir, name), meshd: m.meshd}
+		n := &Node{Name: name, Dir: filepath.Join(m.dir, name), Files: filepath.Join(m.dir, name+".etc"), meshd: m.meshd}
+		if err := os.MkdirAll(n.Files, 0o700); err != nil {
+			return err
+		}
 		if err := n.choosePorts(); err != nil {
 			return err
 		}
@@ -170,6 +174,7 @@ func (n *Node) run(ctx context.Context, args ...string) error {
 		return err
 	}
 	n.cmd = exec.Command(n.meshd, append(args, "-v")...)
+	n.cmd.Dir = n.Files
 	n.cmd.Stdout, n.cmd.Stderr = log, log
 	n.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := n.cmd.Start(); err != nil {
