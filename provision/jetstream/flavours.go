@@ -3,10 +3,13 @@ package jetstream
 import (
 	"context"
 	"crypto/rand"
+	"crypto/sha256"
 	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"fmt"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 )
 
@@ -98,7 +101,8 @@ func probeObjects(ctx context.Context, js jetstream.JetStream, bucket string) er
 		return fault("open bucket "+bucket, err)
 	}
 	name := probeName + rand.Text()
-	if _, err := store.PutString(ctx, name, probeValue); err != nil {
+	meta := "$O." + bucket + ".M." + base64.URLEncoding.EncodeToString([]byte(name))
+	if err := putObject(ctx, js, bucket, name, meta); err != nil {
 		return fault("write to bucket "+bucket, err)
 	}
 	value, err := store.GetString(ctx, name)
@@ -111,11 +115,37 @@ func probeObjects(ctx context.Context, js jetstream.JetStream, bucket string) er
 	if err := store.Delete(ctx, name); err != nil {
 		return fault("delete from bucket "+bucket, err)
 	}
-	meta := base64.URLEncoding.EncodeToString([]byte(name))
-	if err := sweep(ctx, js, "OBJ_"+bucket, "$O."+bucket+".M."+meta); err != nil {
+	if err := sweep(ctx, js, "OBJ_"+bucket, meta); err != nil {
 		return fault("clean bucket "+bucket, err)
 	}
 	return nil
+}
+
+// putObject writes a small object as ObjectStore.Put does, one piece and its
+// description (ADR-20 of NATS), but waits for each. Put may leave a goroutine
+// behind for ever: nats.go 1.55 forgets its status channel when Put returns, and
+// the goroutine that Put started may read the channel only after that. A node
+// checks its bindings for as long as it runs.
+func putObject(ctx context.Context, js jetstream.JetStream, bucket, name, meta string) error {
+	piece := rand.Text()
+	if _, err := js.Publish(ctx, "$O."+bucket+".C."+piece, []byte(probeValue)); err != nil {
+		return err
+	}
+	digest := sha256.New()
+	digest.Write([]byte(probeValue))
+	text, err := json.Marshal(jetstream.ObjectInfo{
+		ObjectMeta: jetstream.ObjectMeta{Name: name},
+		Bucket:     bucket, NUID: piece, Size: uint64(len(probeValue)), Chunks: 1,
+		Digest: jetstream.GetObjectDigestValue(digest),
+	})
+	if err != nil {
+		return err
+	}
+	m := nats.NewMsg(meta)
+	m.Header.Set(jetstream.MsgRollup, jetstream.MsgRollupSubject)
+	m.Data = text
+	_, err = js.PublishMsg(ctx, m)
+	return err
 }
 
 func countObjects(ctx context.Context, stream jetstream.Stream, bucket string) (uint64, error) {

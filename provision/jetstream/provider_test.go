@@ -2,9 +2,11 @@ package jetstream
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"reflect"
 	"slices"
@@ -462,6 +464,62 @@ func TestCheckClasses(t *testing.T) {
 			t.Error("preflight of a stopped store passed")
 		}
 	})
+}
+
+// noPut is a JetStream whose object stores must not be put to.
+type noPut struct {
+	jetstream.JetStream
+	t *testing.T
+}
+
+func (n noPut) ObjectStore(ctx context.Context, bucket string) (jetstream.ObjectStore, error) {
+	store, err := n.JetStream.ObjectStore(ctx, bucket)
+	return noPutStore{store, n.t}, err
+}
+
+type noPutStore struct {
+	jetstream.ObjectStore
+	t *testing.T
+}
+
+func (n noPutStore) PutString(ctx context.Context, name, value string) (*jetstream.ObjectInfo, error) {
+	return n.Put(ctx, jetstream.ObjectMeta{Name: name}, strings.NewReader(value))
+}
+
+func (n noPutStore) PutBytes(ctx context.Context, name string, value []byte) (*jetstream.ObjectInfo, error) {
+	return n.Put(ctx, jetstream.ObjectMeta{Name: name}, bytes.NewReader(value))
+}
+
+func (n noPutStore) Put(ctx context.Context, meta jetstream.ObjectMeta, r io.Reader) (*jetstream.ObjectInfo, error) {
+	n.t.Error("the probe calls ObjectStore.Put, which may leave a goroutine behind")
+	return n.ObjectStore.Put(ctx, meta, r)
+}
+
+// What the probe writes is an object like any other: a watcher sees it come,
+// whole, and go.
+func TestObjectProbe(t *testing.T) {
+	s := start(t, nil)
+	k := Object(s)
+	ctx, res, l := within(t), resource("orders"), user("u", 1)
+	must(t, open(t, k, s, nil).Ensure(ctx, res, l))
+	c := connect(t, k.Fields(address(s), res, l))
+	watch, err := c.objects(t).Watch(ctx, jetstream.UpdatesOnly())
+	must(t, err)
+	defer watch.Stop()
+	must(t, probeObjects(ctx, noPut{c.js, t}, "orders"))
+	for _, deleted := range []bool{false, true} {
+		select {
+		case seen := <-watch.Updates():
+			if !strings.HasPrefix(seen.Name, probeName) || seen.Deleted != deleted || !deleted && seen.Size != uint64(len(probeValue)) {
+				t.Fatalf("the watcher saw %+v, want deleted %v", seen, deleted)
+			}
+		case <-ctx.Done():
+			t.Fatal("the watcher saw nothing")
+		}
+	}
+	if list, err := c.objects(t).List(ctx, jetstream.ListObjectsShowDeleted()); !errors.Is(err, jetstream.ErrNoObjectsFound) {
+		t.Fatalf("left behind: %v, %v", list, err)
+	}
 }
 
 func TestFields(t *testing.T) {

@@ -204,7 +204,8 @@ func TestEveryRightIsNeeded(t *testing.T) {
 		js, url := plain(t, users...)
 		must(t, f.ensure(within(t), js, "orders", "", defaultMaxBytes))
 		for _, u := range users {
-			ctx, cancel := context.WithCancel(within(t))
+			// A download that stalls sees the deadline, and not that ctx was cancelled.
+			ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second)
 			c, err := nats.Connect(url, nats.UserInfo(u.Username, u.Password), nats.CustomInboxPrefix(inbox("u")),
 				nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) { cancel() }))
 			must(t, err)
@@ -293,7 +294,7 @@ func TestForeignBucketsAreOutOfReach(t *testing.T) {
 	_, err := attacker.js.CreatePushConsumer(ctx, "KV_a", jetstream.ConsumerConfig{
 		Name: "p", DeliverSubject: "$KV.b.k", FilterSubject: "$KV.a.x", AckPolicy: jetstream.AckNonePolicy,
 	})
-	t.Logf("a delivery into another bucket: %v", err)
+	t.Logf("the server takes a delivery into another bucket with: %v", err)
 	attacker.write(t, KV(s), "x", "evil") // answered after all of the above was
 
 	if got := victimKV.read(t, KV(s), "k"); got != "good" {
