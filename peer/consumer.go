@@ -1,12 +1,17 @@
 package peer
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"strings"
 	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"meshd/peer/supervise"
 	"meshd/provision"
@@ -14,7 +19,8 @@ import (
 )
 
 // consumer is one assignment on this node: what it is given, and the process
-// that is started with it.
+// that is started with it. It stays until its workers have ended, so that no two
+// deliver to one assignment.
 type consumer struct {
 	n       *Peer
 	name    string
@@ -23,7 +29,9 @@ type consumer struct {
 
 	mu      sync.Mutex
 	checked map[string]string // requirement -> what of it logged in from here: need.version
+	want    string            // digest of what is to be delivered, "" while that is not known
 	handed  bool              // everything was delivered once since this node started
+	since   time.Time         // when that was done last
 	spec    *supervise.Spec   // with handed: nil where the mesh starts no process
 }
 
@@ -31,12 +39,15 @@ func (n *Peer) newConsumer(name string) *consumer {
 	return &consumer{n: n, name: name, deliver: n.newWorker(), checks: map[string]*worker{}, checked: map[string]string{}}
 }
 
-// set gives the workers what is to be done for the assignment as it is now.
-func (c *consumer) set(run raftfsm.RunSpec, needs []need) {
+// set gives the workers what is to be done for the assignment as it is now, and
+// returns the bindings that are worked on.
+func (c *consumer) set(run raftfsm.RunSpec, needs []need) (busy []string) {
 	for req, w := range c.checks {
 		if _, still := run.Module.Requires[req]; !still {
 			w.set(nil)
-			delete(c.checks, req)
+			if w.idle() {
+				delete(c.checks, req)
+			}
 		}
 	}
 	all := ready(needs)
@@ -46,30 +57,62 @@ func (c *consumer) set(run raftfsm.RunSpec, needs []need) {
 			w = c.n.newWorker()
 			c.checks[need.Requirement] = w
 		}
-		w.set(c.checkTasks(need))
-		all = all && c.hasChecked(need)
+		tasks := c.checkTasks(need)
+		w.set(tasks)
+		if all = all && len(tasks) == 0; len(tasks) > 0 {
+			busy = append(busy, need.Binding)
+		}
 	}
 	if !all {
-		return // what runs goes on with what it has
+		c.wants("")
+		c.deliver.set(nil) // what runs goes on with what it has
+		return busy
 	}
-	key := fmt.Sprintf("%s %s %s", verbDeliver, c.name, digest(run, needs))
+	want := digest(run, needs)
+	c.wants(want)
 	c.deliver.set([]task{{
-		key:  key,
-		do:   func(context.Context) error { return c.hand(run, needs) },
+		key:  fmt.Sprintf("%s %s %s", verbDeliver, c.name, want),
+		do:   func(context.Context) error { return c.hand(run, needs, want) },
 		note: func(step, class string) { c.noteAll(needs, step, class) },
 	}})
+	for _, need := range needs {
+		busy = append(busy, need.Binding)
+	}
+	return busy
 }
 
-func (c *consumer) close() {
+func (c *consumer) wants(digest string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.want = digest
+}
+
+// close ends the work for the assignment, and reports whether all of it has
+// ended.
+func (c *consumer) close() (ended bool) {
+	c.mu.Lock()
+	c.want, c.handed, c.spec = "", false, nil
+	clear(c.checked)
+	c.mu.Unlock()
 	c.deliver.set(nil)
+	ended = c.deliver.idle()
 	for _, w := range c.checks {
 		w.set(nil)
+		ended = ended && w.idle()
 	}
+	return ended
 }
 
+// noteAll books an outcome of the delivery, which is of all bindings at once. Of
+// an assignment that has none it shows at the process, which waits for it.
 func (c *consumer) noteAll(needs []need, step, class string) {
 	for _, n := range needs {
 		c.n.observed.trouble(raftfsm.TroubleReport{Binding: n.Binding, Side: raftfsm.SideConsumer}, step, class)
+	}
+	if len(needs) == 0 && class != "" {
+		c.n.observed.note(func(o *sightings) {
+			o.processes[c.name] = raftfsm.ProcessReport{Assignment: c.name, State: string(supervise.Failed), Class: class}
+		})
 	}
 }
 
@@ -136,7 +179,7 @@ const BusBinding = "meshd.bus"
 
 // hand writes the binding directories and makes the spec of the process. It is
 // done again whenever anything of it changes.
-func (c *consumer) hand(run raftfsm.RunSpec, needs []need) error {
+func (c *consumer) hand(run raftfsm.RunSpec, needs []need, digest string) error {
 	data := map[string]map[string]string{"node": c.n.nodeFields()}
 	files := map[string]map[string][]byte{}
 	for _, n := range needs {
@@ -160,7 +203,7 @@ func (c *consumer) hand(run raftfsm.RunSpec, needs []need) error {
 	if err != nil {
 		return &provision.Error{Step: "find user", Class: provision.BadConfig, Err: err}
 	}
-	dir, _, err := supervise.Deliver(c.n.cfg.BindingRoot, c.name, files, owner)
+	dir, changed, err := supervise.Deliver(c.n.cfg.BindingRoot, c.name, files, owner)
 	if err != nil {
 		return &provision.Error{Step: "write binding files", Class: provision.Internal, Err: err}
 	}
@@ -168,15 +211,46 @@ func (c *consumer) hand(run raftfsm.RunSpec, needs []need) error {
 	if err != nil {
 		return &provision.Error{Step: "render environment", Class: provision.BadConfig, Err: err}
 	}
-	c.mu.Lock()
-	c.spec, c.handed = spec, true
-	c.mu.Unlock()
+	if !c.take(spec, digest) {
+		return nil // something else is wanted by now
+	}
+	if changed {
+		if err := c.signal(run.Module, spec); err != nil {
+			c.n.cfg.Log.Warn("tell a process of its new files", "assignment", c.name, "err", err)
+		}
+	}
 	for _, n := range needs {
 		if !n.Credential.Delivered {
 			c.n.mark(n.Binding, n.ResourceID, n.Credential.Generation, raftfsm.FactDelivered)
 		}
 	}
 	return nil
+}
+
+// take makes spec what runs, if it is still what is wanted.
+func (c *consumer) take(spec *supervise.Spec, digest string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.want != digest {
+		return false
+	}
+	c.spec, c.handed, c.since = spec, true, time.Now()
+	return true
+}
+
+// signal tells the process that its files are others, if that is what the module
+// asked for. One that is started anew reads them anyway.
+func (c *consumer) signal(m raftfsm.Module, spec *supervise.Spec) error {
+	name, asked := strings.CutPrefix(m.OnRotate, "signal ")
+	st, runs := c.n.cfg.Processes.Status()[c.name]
+	if !asked || !runs || st.PID == 0 || spec == nil || st.Fingerprint != spec.Fingerprint {
+		return nil
+	}
+	sig := unix.SignalNum("SIG" + name)
+	if sig == 0 {
+		return fmt.Errorf("on-rotate of %s: there is no signal %q", m.Name, name)
+	}
+	return c.n.cfg.Processes.Signal(c.name, sig)
 }
 
 func bytesOf(fields map[string]string) map[string][]byte {
@@ -222,7 +296,7 @@ func (c *consumer) process(run raftfsm.RunSpec, data map[string]map[string]strin
 		spec.Limits = supervise.Limits{Memory: l.Memory, CPU: l.CPU, PIDs: l.PIDs}
 	}
 	files := data
-	if m.OnRotate != "" && m.OnRotate != "restart" {
+	if !restarts(m) {
 		files = nil
 	}
 	sum, err := json.Marshal([]any{spec.Exec, spec.Dir, spec.User, spec.Env, spec.Limits, files})
@@ -259,8 +333,36 @@ func (c *consumer) running() (spec *supervise.Spec, known bool) {
 	return c.spec, c.handed
 }
 
+// proves reports whether a process in that state is healthy with what was
+// delivered last, and not with what it had before. Its fingerprint tells which
+// files it was started with. Of one that is not started anew for new files, the
+// checks since their delivery tell: as many as it takes to be unhealthy.
+func (c *consumer) proves(m raftfsm.Module, st supervise.Status) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case st.State != supervise.Healthy, c.want == "", c.spec == nil, c.spec.Health == nil, c.spec.Fingerprint != st.Fingerprint:
+		return false
+	case restarts(m):
+		return true
+	}
+	h := *c.spec.Health
+	every, timeout, fails := cmp.Or(h.Every, healthEvery), cmp.Or(h.Timeout, healthEvery), cmp.Or(h.Fails, healthFails)
+	return time.Since(c.since) > time.Duration(fails)*(every+timeout)
+}
+
+// What package supervise takes where a health check says nothing.
+const (
+	healthEvery = 2 * time.Second
+	healthFails = 3
+)
+
+// restarts reports whether the module is started anew when its files change.
+func restarts(m raftfsm.Module) bool { return m.OnRotate == "" || m.OnRotate == "restart" }
+
 // noteProcesses compares what the supervisor says with what the log holds: the
-// state of each process, and the health of those that are proven by it.
+// state of each process, and the health of those that are proven by it. n.mu is
+// held.
 func (n *Peer) noteProcesses(s *raftfsm.State, runs []raftfsm.RunSpec) {
 	status := n.cfg.Processes.Status()
 	n.observed.note(func(o *sightings) {
@@ -270,16 +372,13 @@ func (n *Peer) noteProcesses(s *raftfsm.State, runs []raftfsm.RunSpec) {
 				continue // passes by itself: not worth an entry
 			}
 			o.processes[run.Assignment] = raftfsm.ProcessReport{Assignment: run.Assignment, State: string(st.State), Class: st.Class}
-			spec, _ := n.consumers[run.Assignment].running()
-			if st.State != supervise.Healthy || spec == nil || spec.Fingerprint != st.Fingerprint {
-				continue // healthy with what it was given before
+			if !n.consumers[run.Assignment].proves(run.Module, st) {
+				continue
 			}
 			for _, id := range run.Bindings {
 				b := s.Bindings[id]
-				for _, c := range b.Credentials {
-					if b.Proof == raftfsm.ProofHealth && c.Delivered && !c.Healthy {
-						o.marks[raftfsm.Mark{Binding: id, Resource: b.Resource, Generation: c.Generation, Fact: raftfsm.FactHealthy}] = true
-					}
+				if c := newestMinted(b); b.Proof == raftfsm.ProofHealth && c != nil && c.Delivered && !c.Healthy {
+					o.marks[raftfsm.Mark{Binding: id, Resource: b.Resource, Generation: c.Generation, Fact: raftfsm.FactHealthy}] = true
 				}
 			}
 		}

@@ -113,11 +113,8 @@ func decideNeeds(s *raftfsm.State, run raftfsm.RunSpec) []need {
 		id := raftfsm.BindingID(run.Assignment, req)
 		b := s.Bindings[id]
 		n := need{Requirement: req, Binding: id, Kind: b.Kind, Provider: b.Provider, ResourceID: b.Resource, Resource: s.Resources[b.Resource], Proof: b.Proof}
-		for _, c := range slices.Backward(b.Credentials) {
-			if c.Minted {
-				n.Credential, n.Address = &c, c.Address
-				break
-			}
+		if c := newestMinted(b); c != nil {
+			n.Credential, n.Address = c, c.Address
 		}
 		if p, ok := s.Providers[raftfsm.ProviderID(b.Provider, b.Kind)]; ok && p.Address.Host != "" {
 			n.Address = p.Address
@@ -125,6 +122,16 @@ func decideNeeds(s *raftfsm.State, run raftfsm.RunSpec) []need {
 		needs = append(needs, n)
 	}
 	return needs
+}
+
+// newestMinted is the credential to deliver, or nil.
+func newestMinted(b raftfsm.Binding) *raftfsm.Credential {
+	for _, c := range slices.Backward(b.Credentials) {
+		if c.Minted {
+			return &c
+		}
+	}
+	return nil
 }
 
 // decideHolders is what the leader has to name: for each mesh seat the

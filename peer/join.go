@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"time"
 
+	"meshd/peer/consensus"
 	"meshd/peer/identity"
 	"meshd/raftfsm"
 )
@@ -93,10 +94,10 @@ func (n *Peer) serveJoin(w http.ResponseWriter, r *http.Request) {
 }
 
 func (n *Peer) admit(ctx context.Context, req JoinRequest) (JoinReply, error) {
-	if len(req.Key) != ed25519.PublicKeySize || len(req.Secret) == 0 {
+	var token identity.Token
+	if len(req.Key) != ed25519.PublicKeySize || len(req.Secret) != len(token.Secret) {
 		return JoinReply{}, &raftfsm.Rejection{Code: "bad-request", Text: "the request names no key or no token", Remedy: "join with the same version of meshd"}
 	}
-	var token identity.Token
 	copy(token.Secret[:], req.Secret)
 	hash := token.Hash()
 	node := raftfsm.Node{
@@ -200,17 +201,34 @@ func (n *Peer) Token(ctx context.Context, actor string, ttl time.Duration) (stri
 // RemoveNode expels a member, reachable or not, and gives the others new keys
 // for gossip.
 func (n *Peer) RemoveNode(ctx context.Context, actor, name string) error {
-	secrets, _, err := n.authority()
+	c, err := n.removal(name)
 	if err != nil {
 		return err
 	}
+	ctx, cancel := context.WithTimeout(ctx, proposeWithin)
+	defer cancel()
+	result, err := n.propose(ctx, actor, c)
+	if err = settled(result, err); err != nil {
+		return err
+	}
+	if c.ID != n.id() { // the others do not talk to this node any more: it may never read the entry
+		n.caughtUp(ctx, result.Index)
+	}
+	return nil
+}
+
+// removal is the command that expels the member of that name, or of that id.
+func (n *Peer) removal(name string) (raftfsm.RemoveNode, error) {
+	secrets, _, err := n.authority()
+	if err != nil {
+		return raftfsm.RemoveNode{}, err
+	}
 	secrets.Gossip = make([]byte, 32)
 	rand.Read(secrets.Gossip)
-	c := raftfsm.RemoveNode{Secrets: map[string]string{}}
+	c := raftfsm.RemoveNode{ID: name, Secrets: map[string]string{}}
 	n.store.view(func(s *raftfsm.State) {
-		m, _ := s.NodeNamed(name)
-		if c.ID = m.ID; c.ID == "" {
-			c.ID = name
+		if m, ok := s.NodeNamed(name); ok {
+			c.ID = m.ID
 		}
 		for id, m := range s.Nodes {
 			if id != c.ID && err == nil {
@@ -218,23 +236,18 @@ func (n *Peer) RemoveNode(ctx context.Context, actor, name string) error {
 			}
 		}
 	})
-	if err != nil {
-		return err
-	}
-	if err := n.quorumWithout(c.ID); err != nil {
-		return err
-	}
-	result, err := n.Propose(ctx, actor, c)
-	if err == nil && result.Rejection != nil {
-		err = result.Rejection
-	}
-	return err
+	return c, err
 }
 
 // quorumWithout refuses to remove a voter when the others that answer are no
-// majority of those that would be left.
-func (n *Peer) quorumWithout(id string) error {
+// majority of those that would be left: the removal is a decision too, and the
+// ones after it must be possible. Only the leader can tell.
+func (n *Peer) quorumWithout(id string) *raftfsm.Rejection {
 	servers, _ := n.raft.Servers()
+	return decideRemoval(servers, n.id(), id, time.Now())
+}
+
+func decideRemoval(servers []consensus.Server, self, id string, now time.Time) *raftfsm.Rejection {
 	voters, live, isVoter := 0, 0, false
 	for _, s := range servers {
 		switch {
@@ -243,16 +256,16 @@ func (n *Peer) quorumWithout(id string) error {
 			isVoter = true
 		default:
 			voters++
-			if n.alive(s.ID) {
+			if s.ID == self || now.Sub(s.Acked) < silentAfter {
 				live++
 			}
 		}
 	}
-	if !isVoter || voters > 0 && live >= voters/2+1 {
+	switch {
+	case !isVoter || voters > 0 && live > voters/2:
 		return nil
-	}
-	if voters == 0 {
-		return &raftfsm.Rejection{Code: "last-voter", Text: "it is the only voter of the mesh", Remedy: "a mesh of one is ended by deleting its data directory; with more nodes wait until another has the vote"}
+	case voters == 0:
+		return &raftfsm.Rejection{Code: "last-voter", Text: "it is the only voter of the mesh", Remedy: "a mesh of one is ended by deleting its data directory; with more nodes run meshd leave on it, which gives the vote to another first"}
 	}
 	return &raftfsm.Rejection{
 		Code: "no-quorum", Text: fmt.Sprintf("without it %d voters would be left, of which %d answer, and a decision needs %d", voters, live, voters/2+1),

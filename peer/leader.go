@@ -16,22 +16,42 @@ const leaderEvery = time.Second
 // leading is the leader's loop, for as long as this node leads: it names holders
 // and keeps the voters as many as they should be.
 func (n *Peer) leading(ctx context.Context, term uint64) {
-	n.finishInit(ctx)
+	defer func() {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		n.led = time.Now()
+	}()
+	refused := map[raftfsm.Hold]uint64{} // what the state did not take, and at which change of it
 	for {
 		changed := n.store.watch()
+		n.finishInit(ctx)
 		again := leaderEvery
 		if n.decideVoters(ctx) {
 			again = time.Millisecond
 		}
-		var holds []raftfsm.Hold
-		n.store.view(func(s *raftfsm.State) { holds = decideHolders(s, n.alive) })
-		for _, h := range holds {
-			if _, err := n.Propose(ctx, Meshd, h); err != nil {
-				n.cfg.Log.Warn("name a holder", "seat", h.Seat, "err", err)
-			}
-		}
+		n.nameHolders(ctx, refused)
 		if await(ctx, again, changed, n.loops.lead) != nil {
 			return
+		}
+	}
+}
+
+// nameHolders names the holders that are due. What was refused is not asked again
+// before the mesh has changed: each asking is an entry.
+func (n *Peer) nameHolders(ctx context.Context, refused map[raftfsm.Hold]uint64) {
+	var holds []raftfsm.Hold
+	var at uint64
+	n.store.view(func(s *raftfsm.State) { holds, at = decideHolders(s, n.alive), s.Mesh.Changed })
+	for _, h := range holds {
+		if before, was := refused[h]; was && before == at {
+			continue
+		}
+		result, err := n.Propose(ctx, Meshd, h)
+		if result.Rejection != nil {
+			refused[h] = at
+		}
+		if err = settled(result, err); err != nil {
+			n.cfg.Log.Warn("name a holder", "seat", h.Seat, "err", err)
 		}
 	}
 }
@@ -40,6 +60,8 @@ func (n *Peer) leading(ctx context.Context, term uint64) {
 // is committed: a crash in the middle of `meshd init` is mended by a start.
 const InitSetting = "init"
 
+// finishInit commits the first entry, where this node makes the mesh and has not
+// done so yet.
 func (n *Peer) finishInit(ctx context.Context) {
 	text := n.local.Setting(InitSetting)
 	var made bool
@@ -52,7 +74,8 @@ func (n *Peer) finishInit(ctx context.Context) {
 		n.cfg.Log.Error("read the prepared first entry", "err", err)
 		return
 	}
-	if _, err := n.Propose(ctx, Meshd, c); err != nil {
+	result, err := n.Propose(ctx, Meshd, c)
+	if err = settled(result, err); err != nil {
 		n.cfg.Log.Error("commit the first entry", "err", err)
 	}
 }

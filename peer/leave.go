@@ -30,25 +30,54 @@ func (n *Peer) Leave(ctx context.Context, actor string) error {
 	n.leaving.Store(true)
 	defer n.leaving.Store(false)
 	poke(n.loops.lead)
-	for n.raft.State() == "leader" {
-		err := n.raft.TransferLeadership(ctx)
-		if err == nil {
-			break
-		}
-		if await(ctx, 100*time.Millisecond, nil, nil) != nil {
-			return fmt.Errorf("hand the leadership over: %w", err)
-		}
+	if err := n.handOver(ctx); err != nil {
+		return err
 	}
 	for {
 		err := n.RemoveNode(ctx, actor, n.cfg.Self.Name)
 		var refused *raftfsm.Rejection
-		if err == nil || errors.As(err, &refused) || !errors.Is(err, consensus.ErrNotLeader) {
+		switch {
+		case err == nil || n.expelled(err):
+			return nil
+		case errors.As(err, &refused) && refused.Code != "last-voter":
+			return refused
+		case refused == nil && !errors.Is(err, consensus.ErrNotLeader) && !errors.Is(err, ErrOutcomeUnknown):
 			return err
 		}
-		if await(ctx, leaderRetry, nil, nil) != nil {
-			return err
+		// The vote is on its way to another, or the others have to say whether it
+		// was done.
+		if await(ctx, leaveRetry, nil, nil) != nil {
+			return fmt.Errorf("leave the mesh: %w", err)
 		}
 	}
+}
+
+// leaveRetry is how soon a leave is tried again that could not be made yet.
+const leaveRetry = 100 * time.Millisecond
+
+// handOver waits until another node leads.
+func (n *Peer) handOver(ctx context.Context) error {
+	for n.raft.State() == "leader" {
+		err := n.raft.TransferLeadership(ctx)
+		if err == nil {
+			return nil
+		}
+		if await(ctx, leaveRetry, nil, nil) != nil {
+			return fmt.Errorf("hand the leadership over: %w", err)
+		}
+	}
+	return nil
+}
+
+// expelled reports whether this node is out: by its own state, or because the
+// removal was refused as one of a node that is not there.
+func (n *Peer) expelled(err error) (out bool) {
+	var refused *raftfsm.Rejection
+	if errors.As(err, &refused) && refused.Code == "no-node" {
+		return true
+	}
+	n.store.view(func(s *raftfsm.State) { _, out = s.Removed[n.id()] })
+	return out
 }
 
 // Others are the ids of the other members, as the log or the join names them.

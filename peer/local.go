@@ -122,10 +122,34 @@ func (l *Local) busKey(assignment string) (public, seed string, err error) {
 	if ok {
 		return public, seed, nil
 	}
-	if public, seed, err = newBusKey(); err != nil {
+	err = l.db.Update(func(tx *bbolt.Tx) error {
+		b := tx.Bucket(bucketKeys)
+		if public, seed, ok = strings.Cut(string(b.Get([]byte(assignment))), "\n"); ok {
+			return nil // somebody else was quicker
+		}
+		if public, seed, err = newBusKey(); err != nil {
+			return err
+		}
+		return b.Put([]byte(assignment), []byte(public+"\n"+seed))
+	})
+	if err != nil {
 		return "", "", fmt.Errorf("make bus key of %s: %w", assignment, err)
 	}
-	return public, seed, l.put(bucketKeys, assignment, public+"\n"+seed)
+	return public, seed, nil
+}
+
+// forgetBusKey ends the key of an assignment that is gone.
+func (l *Local) forgetBusKey(assignment string) error { return l.delete(bucketKeys, assignment) }
+
+func (l *Local) delete(bucket []byte, key string) error {
+	if l.get(bucket, key) == "" {
+		return nil
+	}
+	err := l.db.Update(func(tx *bbolt.Tx) error { return tx.Bucket(bucket).Delete([]byte(key)) })
+	if err != nil {
+		return fmt.Errorf("write %s: %w", l.db.Path(), err)
+	}
+	return nil
 }
 
 // Children is the supervisor's memory across restarts of meshd.
@@ -148,7 +172,7 @@ func (c Children) Save(name string, record []byte) error {
 	return c.put(bucketChildren, name, string(record))
 }
 
-// Delete forgets one child.
+// Delete forgets one child; one that is not there is forgotten.
 func (c Children) Delete(name string) error {
-	return c.db.Update(func(tx *bbolt.Tx) error { return tx.Bucket(bucketChildren).Delete([]byte(name)) })
+	return c.delete(bucketChildren, name)
 }

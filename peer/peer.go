@@ -20,7 +20,6 @@ package peer
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -28,6 +27,7 @@ import (
 	"reflect"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -62,6 +62,12 @@ type Processes interface {
 	// not: what they should be is not known yet.
 	Set(specs []supervise.Spec, keep []string)
 	Status() map[string]supervise.Status
+	Signal(name string, sig syscall.Signal) error
+	Outputs
+}
+
+// Outputs is what processes wrote.
+type Outputs interface {
 	// Logs are the newest lines of a name's output; Follow writes what comes after
 	// them until ctx ends.
 	Logs(name string, lines int) ([]byte, error)
@@ -112,21 +118,22 @@ const everythingEvery = 30 * time.Second
 
 // Peer is one running node.
 type Peer struct {
-	cfg      Config
-	store    *store
-	raft     *consensus.Node
-	client   *http.Client // to the other nodes
-	local    *Local
-	observed *observed
-	loops    loops
-	leaving  atomic.Bool // this node is about to leave: it should have no vote
-	work     sync.WaitGroup
-	ctx      context.Context // of Run; workers end with it
+	cfg       Config
+	store     *store
+	raft      *consensus.Node
+	client    *http.Client // to the other nodes
+	local     *Local
+	observed  *observed
+	loops     loops
+	leaving   atomic.Bool  // this node is about to leave: it should have no vote
+	farewells atomic.Int32 // removals whose answer is not out yet
+	work      sync.WaitGroup
+	ctx       context.Context // of Run; workers end with it
 
 	mu        sync.Mutex
 	services  map[string]*service  // by provider id
 	consumers map[string]*consumer // by assignment
-	contact   time.Time            // last word from a leader
+	led       time.Time            // when this node led last, zero for never
 }
 
 // loops are the pokes of a Peer's loops.
@@ -182,11 +189,14 @@ func (n *Peer) Run(ctx context.Context) error {
 	return group.Wait()
 }
 
+// close ends what Run started. Workers end with its context; what they have open
+// is closed behind them.
 func (n *Peer) close() {
+	n.work.Wait()
 	for _, s := range n.services {
 		s.close()
 	}
-	n.work.Wait()
+	n.client.CloseIdleConnections()
 	if err := n.raft.Close(); err != nil {
 		n.cfg.Log.Warn("close the log", "err", err)
 	}
@@ -212,19 +222,23 @@ func (n *Peer) serviceOf(provider string) *service {
 // announce keeps this node's own record in the log true: its addresses and what
 // its build understands.
 func (n *Peer) announce(ctx context.Context) error {
+	if n.catchUp(ctx) != nil {
+		return nil // else the old addresses of an old state would be corrected again
+	}
 	for {
 		changed := n.store.watch()
 		self := n.cfg.Self
-		var stale, member bool
+		var stale bool
 		n.store.view(func(s *raftfsm.State) {
-			r, ok := s.Nodes[self.ID]
-			member, stale = ok, ok && (r.Address != self.Address || r.Route != self.Route || r.Level != self.Level)
+			r, member := s.Nodes[self.ID]
+			stale = member && (r.Address != self.Address || r.Route != self.Route || r.Level != self.Level)
 		})
 		retry := time.Duration(0)
-		if member && stale {
-			_, err := n.Propose(ctx, Meshd, raftfsm.UpdateNode{ID: self.ID, Address: self.Address, Route: self.Route, Level: self.Level})
-			if err != nil {
-				retry = time.Second
+		if stale {
+			result, err := n.Propose(ctx, Meshd, raftfsm.UpdateNode{ID: self.ID, Address: self.Address, Route: self.Route, Level: self.Level})
+			if err = settled(result, err); err != nil {
+				n.cfg.Log.Debug("announce this node's addresses", "err", err)
+				changed, retry = nil, time.Second
 			}
 		}
 		if err := await(ctx, retry, changed, nil); err != nil {
@@ -258,32 +272,34 @@ const tellAgain = time.Second
 
 // reporting tells the log what this node saw and the log does not hold.
 func (n *Peer) reporting(ctx context.Context) error {
+	if n.catchUp(ctx) != nil {
+		return nil
+	}
 	var last raftfsm.NodeReport
 	var told time.Time
 	for {
 		changed := n.store.watch()
 		var r raftfsm.NodeReport
-		var member bool
 		n.store.view(func(s *raftfsm.State) {
-			_, member = s.Nodes[n.id()]
-			r = n.observed.report(s, n.id())
+			if _, member := s.Nodes[n.id()]; member {
+				r = n.observed.report(s, n.id())
+			}
 		})
 		retry := time.Duration(0)
 		switch {
-		case !member || empty(r):
+		case empty(r):
 		case reflect.DeepEqual(r, last) && time.Since(told) < tellAgain:
 			retry = tellAgain - time.Since(told)
 		default:
 			last, told = r, time.Now()
 			result, err := n.Propose(ctx, Meshd, r)
-			switch {
-			case err != nil:
-				n.cfg.Log.Debug("a report is told again", "err", err)
-				retry = firstRetry
-			case result.Rejection != nil:
-				return fmt.Errorf("report of this node was refused: %w", result.Rejection)
-			default:
+			if err == nil && result.Rejection == nil {
 				continue
+			}
+			n.cfg.Log.Debug("a report is told again", "err", settled(result, err))
+			retry = firstRetry
+			if result.Rejection != nil { // this node was removed, and may never hear of it
+				changed, retry = nil, everythingEvery
 			}
 		}
 		if err := await(ctx, retry, changed, n.loops.report); err != nil {

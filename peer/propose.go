@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
-	"fmt"
 	"strings"
 	"time"
 
@@ -22,34 +21,63 @@ const (
 	proposeWithin = 5 * time.Second
 	// leaderRetry is how soon a leader is looked for again: elections take 0.8 s.
 	leaderRetry = 50 * time.Millisecond
+	// quorumWithin is how long a node looks for a leader although no majority of
+	// voters answers it. A node without a vote hears of the leader alone, so while
+	// another is elected it cannot tell that from the loss of a quorum.
+	quorumWithin = 3 * time.Second
 )
 
-// ErrOutcomeUnknown says that a change may have been made. Every command is safe
-// to give again.
+// ErrOutcomeUnknown says that a change may have been made. Giving the command
+// again does no harm: what it declares is so already, and a push that was planned
+// at an index, a removal or a token's second use is refused and says so. The log
+// keeps no list of what was proposed, so that a retry is a new entry.
 var ErrOutcomeUnknown = errors.New("it may or may not have been committed; giving the same command again is safe")
 
 // Propose commits one command through whoever leads and returns what it came to,
 // once this node has applied it. It fails within 5 s, and says who is missing.
 func (n *Peer) Propose(ctx context.Context, actor string, c raftfsm.Command) (raftfsm.Result, error) {
-	entry, err := raftfsm.Encode(raftfsm.Entry{Header: n.header(actor), Command: c})
+	ctx, cancel := context.WithTimeout(ctx, proposeWithin)
+	defer cancel()
+	result, err := n.propose(ctx, actor, c)
+	if err == nil {
+		n.caughtUp(ctx, result.Index)
+	}
+	return result, err
+}
+
+// propose commits one command. It retries only what has certainly not been
+// proposed: see ErrOutcomeUnknown.
+func (n *Peer) propose(ctx context.Context, actor string, c raftfsm.Command) (raftfsm.Result, error) {
+	e := raftfsm.Entry{Header: n.header(actor), Command: c}
+	entry, err := raftfsm.Encode(e)
 	if err != nil {
 		return raftfsm.Result{}, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, proposeWithin)
-	defer cancel()
+	began := time.Now()
 	for {
-		result, err := n.commit(ctx, entry)
+		result, err := n.commit(ctx, e.Command, entry)
 		switch {
 		case err == nil:
-			n.caughtUp(ctx, result.Index)
 			return result, nil
-		case !errors.Is(err, consensus.ErrNotLeader):
+		case errors.Is(err, consensus.ErrUnknown):
+			return result, n.named(err)
+		case errors.Is(err, consensus.ErrNotLeader):
+		case errors.Is(err, consensus.ErrNoQuorum) && time.Since(began) < quorumWithin:
+		default:
 			return result, n.named(err)
 		}
 		if await(ctx, leaderRetry, nil, nil) != nil {
 			return result, n.named(err)
 		}
 	}
+}
+
+// settled is the error of a command that was not committed, or was refused.
+func settled(r raftfsm.Result, err error) error {
+	if err == nil && r.Rejection != nil {
+		return r.Rejection
+	}
+	return err
 }
 
 func (n *Peer) header(actor string) raftfsm.Header {
@@ -59,8 +87,8 @@ func (n *Peer) header(actor string) raftfsm.Header {
 }
 
 // commit tries once: here, or at the node that leads.
-func (n *Peer) commit(ctx context.Context, entry []byte) (raftfsm.Result, error) {
-	result, err := n.commitHere(ctx, entry)
+func (n *Peer) commit(ctx context.Context, c raftfsm.Command, entry []byte) (raftfsm.Result, error) {
+	result, err := n.commitHere(ctx, c, entry)
 	var elsewhere *consensus.NotLeaderError
 	if errors.As(err, &elsewhere) && elsewhere.Leader != "" {
 		return n.forward(ctx, elsewhere.Leader, entry)
@@ -68,7 +96,14 @@ func (n *Peer) commit(ctx context.Context, entry []byte) (raftfsm.Result, error)
 	return result, err
 }
 
-func (n *Peer) commitHere(ctx context.Context, entry []byte) (raftfsm.Result, error) {
+// commitHere commits an entry if this node leads. Nobody else knows who of the
+// voters answers, so the leader it is that refuses to lose a quorum.
+func (n *Peer) commitHere(ctx context.Context, c raftfsm.Command, entry []byte) (raftfsm.Result, error) {
+	if rm, ok := c.(raftfsm.RemoveNode); ok && n.raft.State() == "leader" {
+		if r := n.quorumWithout(rm.ID); r != nil {
+			return raftfsm.Result{Rejection: r}, nil
+		}
+	}
 	_, result, err := n.raft.Apply(ctx, entry)
 	if err != nil {
 		return raftfsm.Result{}, err
@@ -89,19 +124,30 @@ func (n *Peer) caughtUp(ctx context.Context, index uint64) {
 	}
 }
 
-// named replaces node ids in an error by the names that people know.
+// named replaces node ids in an error by the names that people know, and says
+// who does not answer where that is known and the error does not.
 func (n *Peer) named(err error) error {
 	text := err.Error()
+	if _, known := n.raft.Leader(); !known && !errors.Is(err, consensus.ErrNoQuorum) {
+		if silent := n.raft.Silent(silentAfter); len(silent) > 0 {
+			text += "; these voters do not answer: " + strings.Join(silent, ", ")
+		}
+	}
 	n.store.view(func(s *raftfsm.State) {
 		for id, m := range s.Nodes {
 			text = strings.ReplaceAll(text, id, m.Name)
 		}
 	})
 	if errors.Is(err, consensus.ErrUnknown) {
-		return fmt.Errorf("%s: %w", text, ErrOutcomeUnknown)
+		text += ": " + ErrOutcomeUnknown.Error()
+		err = errors.Join(err, ErrOutcomeUnknown)
 	}
 	return &namedError{text, err}
 }
+
+// silentAfter is how long a voter may be silent before it is named as missing:
+// five heartbeats.
+const silentAfter = 2 * time.Second
 
 type namedError struct {
 	text string

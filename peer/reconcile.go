@@ -2,7 +2,9 @@ package peer
 
 import (
 	"context"
-	"reflect"
+	"errors"
+	"slices"
+	"time"
 
 	"meshd/bus"
 	"meshd/peer/supervise"
@@ -20,14 +22,45 @@ type facts struct {
 	isMember bool
 }
 
+const (
+	// settle is how far apart passes are: a single change is acted on at once, and
+	// of a burst of them all but the first are one pass.
+	settle = 5 * time.Millisecond
+	// catchUpEvery is how often a node that has just started looks whether it has
+	// read the log: it does so within milliseconds of a leader's first word.
+	catchUpEvery = 100 * time.Millisecond
+)
+
 // reconcile is the one loop: it makes this node what the log asks of it. It does
 // nothing slow itself.
 func (n *Peer) reconcile(ctx context.Context) error {
+	if n.catchUp(ctx) != nil {
+		return nil
+	}
 	for {
 		changed := n.store.watch()
 		n.pass()
+		next := time.Now().Add(settle)
 		if await(ctx, everythingEvery, changed, n.loops.reconcile) != nil {
 			return nil
+		}
+		if wait := time.Until(next); wait > 0 && await(ctx, wait, nil, nil) != nil {
+			return nil
+		}
+	}
+}
+
+// catchUp waits until this node has applied all that it knows to be committed.
+// While a node that has started reads its log again, its state is one of long
+// ago: to act on that would stop what was assigned since, and use keys that were
+// replaced.
+func (n *Peer) catchUp(ctx context.Context) error {
+	for {
+		if commit := n.raft.CommitIndex(); commit > 0 && n.raft.AppliedIndex() >= commit {
+			return nil
+		}
+		if err := await(ctx, catchUpEvery, nil, nil); err != nil {
+			return err
 		}
 	}
 }
@@ -52,30 +85,30 @@ func (n *Peer) gather() facts {
 	return f
 }
 
+// pass makes this node what the log asks of it now. A node that was removed
+// stops what it runs, and one that the log does not name yet leaves it as it is.
 func (n *Peer) pass() {
 	f := n.gather()
-	if !f.isMember {
-		return // the log has not reached this node: what runs goes on
+	switch {
+	case f.isMember:
+		n.keepSecrets(f.secrets)
+		n.keepMembers(f)
+		n.layBus()
+	case slices.Contains(f.removed, n.id()):
+		n.clearBus()
+	default:
+		return
 	}
-	n.keepSecrets(f.secrets)
-	n.keepMembers(f)
-	n.layBus()
-	n.passServices(f)
-	n.passConsumers(f)
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	var specs []supervise.Spec
-	var keep []string
-	for _, run := range f.desired.Runs {
-		switch spec, known := n.consumers[run.Assignment].running(); {
-		case spec != nil:
-			specs = append(specs, *spec)
-		case !known:
-			keep = append(keep, run.Assignment)
-		}
-	}
-	n.cfg.Processes.Set(specs, keep)
-	n.store.view(func(s *raftfsm.State) { n.noteProcesses(s, f.desired.Runs) })
+	work := map[raftfsm.TroubleReport]bool{}
+	n.passServices(f, work)
+	n.passConsumers(f, work)
+	n.passProcesses(f)
+	var over []raftfsm.TroubleReport
+	n.store.view(func(s *raftfsm.State) { over = decideOver(s, n.id(), work) })
+	n.observed.settle(over, work)
+	n.sweep()
 }
 
 // keepSecrets remembers the mesh's keys for the next start, when the log is not
@@ -97,7 +130,9 @@ func (n *Peer) keepSecrets(sealed string) {
 func (n *Peer) keepMembers(f facts) {
 	for _, id := range f.removed {
 		f.members[id] = gone
-		n.cfg.Host.Expel(id)
+		if n.farewells.Load() == 0 {
+			n.cfg.Host.Expel(id)
+		}
 	}
 	for _, id := range sortedKeys(f.members) {
 		if err := n.local.SetAddress(id, f.members[id]); err != nil {
@@ -121,34 +156,40 @@ func (n *Peer) layBus() {
 	}
 }
 
-func (n *Peer) passServices(f facts) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
+// clearBus closes the bus to all others and to every process: this node is no
+// member any more.
+func (n *Peer) clearBus() {
+	if err := n.cfg.Bus.Apply(bus.Layout{}); err != nil {
+		n.cfg.Log.Error("clear the bus", "err", err)
+	}
+}
+
+// passServices gives each provider's worker its jobs, and adds to work what they
+// are about. n.mu is held, as in the passes below.
+func (n *Peer) passServices(f facts, work map[raftfsm.TroubleReport]bool) {
 	wanted := map[string]bool{}
 	for _, spec := range f.desired.Provides {
 		id := raftfsm.ProviderID(spec.Assignment, spec.Kind)
 		wanted[id] = true
-		svc := n.services[id]
-		if svc == nil || !reflect.DeepEqual(svc.spec, spec) {
-			if svc != nil {
-				svc.close()
-			}
-			svc = n.newService(spec)
-			n.services[id] = svc
+		if n.services[id] == nil {
+			n.services[id] = n.newService(spec)
 		}
-		svc.worker.set(svc.tasks(f.jobs[id]))
+		n.services[id].set(spec, f.jobs[id])
+		for _, j := range f.jobs[id] {
+			work[j.about()] = true
+		}
 	}
 	for id, svc := range n.services {
-		if !wanted[id] {
-			svc.close()
+		if wanted[id] {
+			continue
+		}
+		if svc.close(); svc.worker.idle() {
 			delete(n.services, id)
 		}
 	}
 }
 
-func (n *Peer) passConsumers(f facts) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
+func (n *Peer) passConsumers(f facts, work map[raftfsm.TroubleReport]bool) {
 	wanted := map[string]bool{}
 	for _, run := range f.desired.Runs {
 		wanted[run.Assignment] = true
@@ -157,15 +198,47 @@ func (n *Peer) passConsumers(f facts) {
 			c = n.newConsumer(run.Assignment)
 			n.consumers[run.Assignment] = c
 		}
-		c.set(run, f.needs[run.Assignment])
+		for _, binding := range c.set(run, f.needs[run.Assignment]) {
+			work[raftfsm.TroubleReport{Binding: binding, Side: raftfsm.SideConsumer}] = true
+		}
 	}
 	for name, c := range n.consumers {
-		if !wanted[name] {
-			c.close()
+		if !wanted[name] && c.close() {
 			delete(n.consumers, name)
-			if err := supervise.Undeliver(n.cfg.BindingRoot, name); err != nil {
-				n.cfg.Log.Error("remove binding files", "assignment", name, "err", err)
-			}
+		}
+	}
+}
+
+func (n *Peer) passProcesses(f facts) {
+	var specs []supervise.Spec
+	var keep []string
+	for _, run := range f.desired.Runs {
+		switch spec, known := n.consumers[run.Assignment].running(); {
+		case spec != nil:
+			specs = append(specs, *spec)
+		case !known:
+			keep = append(keep, run.Assignment)
+		}
+	}
+	n.cfg.Processes.Set(specs, keep)
+	n.store.view(func(s *raftfsm.State) { n.noteProcesses(s, f.desired.Runs) })
+}
+
+// sweep removes what was delivered to assignments that are gone, whoever
+// delivered it: this run of meshd, or one before in which the log moved on. What
+// is being delivered yet is left to the pass after.
+func (n *Peer) sweep() {
+	delivered, err := supervise.Delivered(n.cfg.BindingRoot)
+	if err != nil {
+		n.cfg.Log.Error("look for old binding files", "err", err)
+		return
+	}
+	for _, name := range delivered {
+		if n.consumers[name] != nil {
+			continue
+		}
+		if err := errors.Join(supervise.Undeliver(n.cfg.BindingRoot, name), n.local.forgetBusKey(name)); err != nil {
+			n.cfg.Log.Error("remove binding files", "assignment", name, "err", err)
 		}
 	}
 }

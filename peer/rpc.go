@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"time"
@@ -33,37 +34,38 @@ type peerKey struct{}
 
 // serve answers the other nodes, and machines that want to join.
 func (n *Peer) serve(ctx context.Context) error {
-	group, ctx := errgroup.WithContext(ctx)
 	peers := http.NewServeMux()
 	peers.HandleFunc("POST "+pathApply, n.serveApply)
 	peers.HandleFunc("GET "+pathDetail, n.serveDetail)
 	peers.HandleFunc("GET "+pathLogs, n.serveLogs)
 	joins := http.NewServeMux()
 	joins.HandleFunc("POST "+pathJoin, n.serveJoin)
-	for proto, mux := range map[string]*http.ServeMux{network.Peer: peers, network.Join: joins} {
-		l, err := n.cfg.Network.Listen(proto)
-		if err != nil {
-			return fmt.Errorf("listen for %s: %w", proto, err)
-		}
-		srv := &http.Server{
-			Handler: http.MaxBytesHandler(mux, maxBody), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
-			ConnContext: func(ctx context.Context, c net.Conn) context.Context {
-				return context.WithValue(ctx, peerKey{}, network.PeerOf(c))
-			},
-			BaseContext: func(net.Listener) context.Context { return ctx },
-		}
-		group.Go(func() error {
-			if err := srv.Serve(l); !errors.Is(err, http.ErrServerClosed) && ctx.Err() == nil {
-				return fmt.Errorf("serve %s: %w", proto, err)
-			}
-			return nil
-		})
-		group.Go(func() error {
-			<-ctx.Done()
-			return srv.Close()
-		})
-	}
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return n.serveProto(ctx, network.Peer, peers) })
+	group.Go(func() error { return n.serveProto(ctx, network.Join, joins) })
 	return group.Wait()
+}
+
+// serveProto answers one protocol until ctx ends or the network does.
+func (n *Peer) serveProto(ctx context.Context, proto string, mux *http.ServeMux) error {
+	l, err := n.cfg.Network.Listen(proto)
+	if err != nil {
+		return fmt.Errorf("listen for %s: %w", proto, err)
+	}
+	srv := &http.Server{
+		Handler: http.MaxBytesHandler(mux, maxBody), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
+			return context.WithValue(ctx, peerKey{}, network.PeerOf(c))
+		},
+		BaseContext: func(net.Listener) context.Context { return ctx },
+		ErrorLog:    slog.NewLogLogger(n.cfg.Log.Handler(), slog.LevelDebug),
+	}
+	stop := context.AfterFunc(ctx, func() { _ = srv.Close() }) // it closes what Serve waits for
+	defer stop()
+	if err := srv.Serve(l); ctx.Err() == nil {
+		return fmt.Errorf("serve %s: %w", proto, err)
+	}
+	return nil
 }
 
 // newClient makes the HTTP client of this node: the host of a URL is a node id.
@@ -98,6 +100,7 @@ type fault struct {
 
 const (
 	faultNotLeader = "not-leader"
+	faultNoQuorum  = "no-quorum"
 	faultUnknown   = "unknown"
 	faultOther     = "other"
 )
@@ -117,7 +120,11 @@ func (n *Peer) serveApply(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, fmt.Sprintf("node %v sent an entry in the name of %s", from, e.Node), http.StatusForbidden)
 		return
 	}
-	result, err := n.commitHere(r.Context(), entry)
+	if _, ok := e.Command.(raftfsm.RemoveNode); ok {
+		n.farewells.Add(1)
+		defer n.farewell(w)
+	}
+	result, err := n.commitHere(r.Context(), e.Command, entry)
 	if err != nil {
 		f := fault{faultOther, err.Error()}
 		switch {
@@ -125,11 +132,21 @@ func (n *Peer) serveApply(w http.ResponseWriter, r *http.Request) {
 			f.Code = faultUnknown
 		case errors.Is(err, consensus.ErrNotLeader):
 			f.Code = faultNotLeader
+		case errors.Is(err, consensus.ErrNoQuorum):
+			f.Code = faultNoQuorum
 		}
 		respond(w, http.StatusServiceUnavailable, f)
 		return
 	}
 	respond(w, http.StatusOK, result)
+}
+
+// farewell sends the answer to a removal out before its stream may be cut: the
+// one that asked may be the one that was removed.
+func (n *Peer) farewell(w http.ResponseWriter) {
+	_ = http.NewResponseController(w).Flush() // the other end is gone if this fails
+	n.farewells.Add(-1)
+	n.Poke()
 }
 
 func respond(w http.ResponseWriter, status int, body any) {
@@ -150,7 +167,10 @@ func (n *Peer) forward(ctx context.Context, leader string, entry []byte) (raftfs
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode == http.StatusOK {
-		return result, decodeBody(resp.Body, &result)
+		if err := decodeBody(resp.Body, &result); err != nil {
+			return result, fmt.Errorf("ask the leader %s: %w: %w", leader, consensus.ErrUnknown, err)
+		}
+		return result, nil
 	}
 	var f fault
 	if err := decodeBody(resp.Body, &f); err != nil {
@@ -161,6 +181,8 @@ func (n *Peer) forward(ctx context.Context, leader string, entry []byte) (raftfs
 		return result, fmt.Errorf("%w: %s", consensus.ErrUnknown, f.Text)
 	case faultNotLeader:
 		return result, fmt.Errorf("%w: %s", consensus.ErrNotLeader, f.Text)
+	case faultNoQuorum:
+		return result, fmt.Errorf("%w: %s", consensus.ErrNoQuorum, f.Text)
 	}
 	return result, errors.New(f.Text)
 }

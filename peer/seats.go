@@ -228,13 +228,14 @@ func (n *Peer) answer(ctx context.Context, assignment, kind, verb string, data [
 	if svc == nil {
 		return nil, fmt.Errorf("%s does not provide %s on this node", assignment, kind)
 	}
-	p, err := svc.open()
-	if err != nil {
-		return nil, err
-	}
-	a, ok := p.(provision.Answerer)
-	if !ok {
-		return nil, fmt.Errorf("kind %s answers no verbs itself; say in the module's serves: what answers %s", kind, verb)
-	}
-	return a.Answer(ctx, verb, data)
+	var out []byte
+	err := svc.use(func(p provision.Provider) (err error) {
+		a, ok := p.(provision.Answerer)
+		if !ok {
+			return fmt.Errorf("kind %s answers no verbs itself; say in the module's serves: what answers %s", kind, verb)
+		}
+		out, err = a.Answer(ctx, verb, data)
+		return err
+	})
+	return out, err
 }

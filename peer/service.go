@@ -30,27 +30,70 @@ const (
 	watchQuick = 10 * time.Second
 	// maxReference bounds a file that a manifest refers to.
 	maxReference = 64 << 10
+	// maxCA bounds the CA of an address, in bytes. It is in every report of the
+	// provider and in every credential, and all of a report must fit an entry: one
+	// bundle of a private CA takes 1 to 4 KiB, that of all public ones is too much
+	// and not needed.
+	maxCA = 16 << 10
+	// stageAgain is how soon a staged credential is looked for in the log. What
+	// became of the one before was in vain by then, when the consumer moved.
+	stageAgain = time.Second
 )
 
 // service is one provider on this node: what its worker does at the backing
-// service.
+// service. It stays until its worker has ended, so that no two ever work at one
+// service: a login that is being made cannot outlive its withdrawal.
 type service struct {
-	n      *Peer
-	spec   raftfsm.ProviderSpec
-	kind   provision.Kind
-	worker *worker
+	n        *Peer
+	provider string // id
+	kind     provision.Kind
+	worker   *worker
+	watched  map[string]time.Time // the worker's own: binding and generation -> first look
 
-	mu       sync.Mutex // guards what follows; the worker alone opens and replaces it
-	provider provision.Provider
-	opened   provision.Config
-	watched  map[string]time.Time // binding and generation -> first look
+	mu      sync.Mutex
+	spec    raftfsm.ProviderSpec
+	closed  bool
+	address provision.Address // as it was rendered last
+	current *handle           // opened with spec, or with an older one until the next call
+}
+
+// handle is one opened Provider. It is closed when it was replaced and nobody is
+// in a call of it any more.
+type handle struct {
+	provision.Provider
+	cfg   provision.Config
+	calls int
+	stale bool
 }
 
 func (n *Peer) newService(spec raftfsm.ProviderSpec) *service {
-	return &service{n: n, spec: spec, kind: n.cfg.Kinds.Find(spec.Kind), worker: n.newWorker(), watched: map[string]time.Time{}}
+	return &service{
+		n: n, provider: raftfsm.ProviderID(spec.Assignment, spec.Kind), kind: n.cfg.Kinds.Find(spec.Kind),
+		worker: n.newWorker(), watched: map[string]time.Time{}, closed: true,
+	}
 }
 
-func (s *service) id() string { return raftfsm.ProviderID(s.spec.Assignment, s.spec.Kind) }
+// set makes the service work off jobs as spec says now.
+func (s *service) set(spec raftfsm.ProviderSpec, jobs []job) {
+	s.mu.Lock()
+	changed := s.closed || !reflect.DeepEqual(s.spec, spec)
+	s.spec, s.closed = spec, false
+	s.mu.Unlock()
+	s.worker.set(s.tasks(jobs))
+	if changed {
+		s.worker.retry()
+	}
+}
+
+// close ends the service's work. A call that is under way ends first; nobody
+// waits for that.
+func (s *service) close() {
+	s.worker.set(nil)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closed = true
+	s.retire()
+}
 
 // tasks turns what was decided into work, with the preflight as the gate of all
 // the rest.
@@ -58,7 +101,6 @@ func (s *service) tasks(jobs []job) []task {
 	var out []task
 	for _, j := range jobs {
 		t := task{key: fmt.Sprintf("%s %s %d", j.Verb, j.Binding, j.Credential.Generation)}
-		about := raftfsm.TroubleReport{Binding: j.Binding, Side: raftfsm.SideProvider}
 		switch j.Verb {
 		case verbPreflight:
 			t.key, t.gate, t.every = string(verbPreflight), true, preflightEvery
@@ -72,49 +114,61 @@ func (s *service) tasks(jobs []job) []task {
 		case verbWatch:
 			t.do = func(ctx context.Context) error { return s.watch(ctx, j) }
 		case verbWithdraw:
-			t.key, about = string(verbWithdraw)+" "+j.Withdrawal, raftfsm.TroubleReport{Withdrawal: j.Withdrawal}
+			t.key = string(verbWithdraw) + " " + j.Withdrawal
 			t.do = func(ctx context.Context) error { return s.withdraw(ctx, j) }
 		}
-		t.note = func(step, class string) { s.note(about, step, class) }
+		t.note = func(step, class string) { s.n.observed.trouble(j.about(), step, class) }
 		out = append(out, t)
 	}
 	return out
 }
 
-// note books one outcome. A fault of the service as a whole is looked into at
-// once, so that it shows as the provider's and not as each binding's own.
-func (s *service) note(about raftfsm.TroubleReport, step, class string) {
-	s.n.observed.trouble(about, step, class)
-	switch provision.Class(class) {
-	case provision.Unreachable, provision.ReadOnly, provision.Recovery, provision.Full, provision.TimedOut:
-		s.worker.expire(string(verbPreflight))
+// about is what trouble with the job is reported of.
+func (j job) about() raftfsm.TroubleReport {
+	if j.Verb == verbWithdraw {
+		return raftfsm.TroubleReport{Withdrawal: j.Withdrawal}
 	}
+	return raftfsm.TroubleReport{Binding: j.Binding, Side: raftfsm.SideProvider}
 }
 
 func (s *service) notePreflight(step, class string) {
-	addr, err := s.address()
-	if err != nil && class == "" {
-		step, class = "render address", string(provision.BadConfig)
-	}
+	s.mu.Lock()
+	addr := s.address
+	s.mu.Unlock()
 	s.n.observed.note(func(o *sightings) {
-		o.providers[s.id()] = raftfsm.ProviderReport{
-			Provider: s.id(), Ready: class == "", Address: raftfsm.Address(addr), Step: step, Class: class,
+		o.providers[s.provider] = raftfsm.ProviderReport{
+			Provider: s.provider, Ready: class == "", Address: raftfsm.Address(addr), Step: step, Class: class,
 		}
 	})
 }
 
+// preflight proves that the service can be worked at, and finds out where
+// consumers reach it.
 func (s *service) preflight(ctx context.Context) error {
-	p, err := s.open()
+	addr, err := s.render()
+	if err != nil {
+		return &provision.Error{Step: "render address", Class: provision.BadConfig, Err: err}
+	}
+	s.mu.Lock()
+	s.address = addr
+	s.mu.Unlock()
+	return s.use(func(p provision.Provider) error { return p.Preflight(ctx) })
+}
+
+// use calls f with the Provider for the service as it is configured now. Calls
+// may overlap: the worker's, and those of a seat.
+func (s *service) use(f func(provision.Provider) error) error {
+	h, err := s.open()
 	if err != nil {
 		return err
 	}
-	return p.Preflight(ctx)
+	defer s.release(h)
+	return f(h.Provider)
 }
 
-// open returns the Provider for the service as it is configured now.
-func (s *service) open() (provision.Provider, error) {
+func (s *service) open() (*handle, error) {
 	if s.kind == nil {
-		return nil, unknownKind(s.spec.Kind)
+		return nil, unknownKind(s.now().Kind)
 	}
 	cfg, err := s.config()
 	if err != nil {
@@ -122,62 +176,80 @@ func (s *service) open() (provision.Provider, error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.provider != nil && reflect.DeepEqual(cfg, s.opened) {
-		return s.provider, nil
+	switch {
+	case s.closed:
+		return nil, &provision.Error{Step: "open provider", Class: provision.BadConfig, Err: fmt.Errorf("%s is not provided on this node any more", s.provider)}
+	case s.current == nil || !reflect.DeepEqual(cfg, s.current.cfg):
+		p, err := s.kind.Open(cfg)
+		if err != nil {
+			return nil, &provision.Error{Step: "open provider", Class: provision.BadConfig, Err: err}
+		}
+		s.retire()
+		s.current = &handle{Provider: p, cfg: cfg}
 	}
-	if s.provider != nil {
-		s.provider.Close()
-		s.provider = nil
-	}
-	p, err := s.kind.Open(cfg)
-	if err != nil {
-		return nil, &provision.Error{Step: "open provider", Class: provision.BadConfig, Err: err}
-	}
-	s.provider, s.opened = p, cfg
-	return p, nil
+	s.current.calls++
+	return s.current, nil
 }
 
-// close ends the service's work. A call that is under way ends first, so that
-// the Provider is not closed beneath it; nobody waits for that.
-func (s *service) close() {
-	s.worker.set(nil)
-	s.n.work.Go(func() {
-		s.worker.idle.Lock()
-		defer s.worker.idle.Unlock()
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if s.provider != nil {
-			s.provider.Close()
-			s.provider = nil
-		}
-	})
+func (s *service) release(h *handle) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	h.calls--
+	s.shut(h)
+}
+
+// retire lets the current Provider go; s.mu is held.
+func (s *service) retire() {
+	if s.current != nil {
+		s.current.stale = true
+		s.shut(s.current)
+		s.current = nil
+	}
+}
+
+func (s *service) shut(h *handle) {
+	if h.calls > 0 || !h.stale {
+		return
+	}
+	if err := h.Close(); err != nil {
+		s.n.cfg.Log.Warn("close provider", "provider", s.provider, "err", err)
+	}
+}
+
+// now is the service as the log describes it now.
+func (s *service) now() raftfsm.ProviderSpec {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.spec
 }
 
 // config resolves the file references of the manifest: admin credentials stay
 // on this node.
 func (s *service) config() (provision.Config, error) {
-	addr, err := s.address()
+	addr, err := s.render()
 	if err != nil {
 		return provision.Config{}, err
 	}
 	cfg := provision.Config{Mesh: s.n.meshID(), Address: addr, Options: map[string]string{}}
-	for key, value := range s.spec.Provide.Options {
-		if cfg.Options[key], err = dereference(value); err != nil {
-			return provision.Config{}, fmt.Errorf("%s of %s: %w", key, s.spec.Assignment, err)
+	spec := s.now()
+	for key, value := range spec.Provide.Options {
+		if cfg.Options[key], err = dereference(value, maxReference); err != nil {
+			return provision.Config{}, fmt.Errorf("%s of %s: %w", key, spec.Assignment, err)
 		}
 	}
 	return cfg, nil
 }
 
-// address is where consumers reach the service: what the manifest says, or for
+// render says where consumers reach the service: what the manifest says, or for
 // an embedded kind where it listens.
-func (s *service) address() (provision.Address, error) {
-	p := s.spec.Provide
+func (s *service) render() (provision.Address, error) {
+	spec := s.now()
+	p := spec.Provide
 	if p.Address == "" {
-		if addr, ok := s.n.cfg.Host.Embedded(s.spec.Kind); ok {
+		if addr, ok := s.n.cfg.Host.Embedded(spec.Kind); ok {
 			return addr, nil
 		}
-		return provision.Address{}, fmt.Errorf("%s provides %s without an address; write address: \"{{ .node.address }}:PORT\"", s.spec.Assignment, s.spec.Kind)
+		return provision.Address{}, fmt.Errorf("%s provides %s without an address; write address: \"{{ .node.address }}:PORT\"", spec.Assignment, spec.Kind)
 	}
 	text, err := s.n.cfg.Render(p.Address, map[string]map[string]string{"node": s.n.nodeFields()})
 	if err != nil {
@@ -185,11 +257,11 @@ func (s *service) address() (provision.Address, error) {
 	}
 	host, port, err := net.SplitHostPort(text)
 	if err != nil {
-		return provision.Address{}, fmt.Errorf("address %q of %s: %w", text, s.spec.Assignment, err)
+		return provision.Address{}, fmt.Errorf("address %q of %s: %w", text, spec.Assignment, err)
 	}
 	addr := provision.Address{Host: host, TLS: p.TLS}
 	if addr.Port, err = strconv.Atoi(port); err != nil || addr.Port < 1 || addr.Port > 65535 {
-		return provision.Address{}, fmt.Errorf("address %q of %s: the port is a number from 1 to 65535", text, s.spec.Assignment)
+		return provision.Address{}, fmt.Errorf("address %q of %s: the port is a number from 1 to 65535", text, spec.Assignment)
 	}
 	if addr.TLS == "" {
 		addr.TLS = provision.VerifyFull
@@ -198,16 +270,17 @@ func (s *service) address() (provision.Address, error) {
 		}
 	}
 	if p.CA != "" {
-		if addr.CA, err = dereference(p.CA); err != nil {
-			return provision.Address{}, fmt.Errorf("ca of %s: %w", s.spec.Assignment, err)
+		if addr.CA, err = dereference(p.CA, maxCA); err != nil {
+			return provision.Address{}, fmt.Errorf("ca of %s: %w", spec.Assignment, err)
 		}
 	}
 	return addr, nil
 }
 
 // dereference returns the contents of the file that "file:/path" names, without
-// the newline at its end, and any other value as it is.
-func dereference(value string) (string, error) {
+// the newline at its end, and any other value as it is. A file of more than most
+// bytes is refused.
+func dereference(value string, most int64) (string, error) {
 	path, isFile := strings.CutPrefix(value, "file:")
 	if !isFile {
 		return value, nil
@@ -217,20 +290,29 @@ func dereference(value string) (string, error) {
 		return "", err
 	}
 	defer f.Close()
-	b, err := io.ReadAll(io.LimitReader(f, maxReference+1))
+	b, err := io.ReadAll(io.LimitReader(f, most+1))
 	if err != nil {
 		return "", err
 	}
-	if len(b) > maxReference {
-		return "", fmt.Errorf("%s has more than %d bytes", path, maxReference)
+	if int64(len(b)) > most {
+		return "", fmt.Errorf("%s has more than %d bytes", path, most)
 	}
 	return strings.TrimRight(string(b), "\r\n"), nil
 }
 
 // stage makes the next secret durable before the service hears of it: sealed to
-// this node, to the consumer's and to the recovery key.
+// this node, to the consumer's and to the recovery key. It is done when the log
+// has it, and then no job any more.
 func (s *service) stage(j job) error {
-	addr, err := s.address()
+	var noted bool
+	s.n.observed.look(func(o *sightings) {
+		old, was := o.staged[j.Binding]
+		noted = was && old.Resource == j.ResourceID && old.To == j.Consumer && old.Generation == j.Credential.Generation
+	})
+	if noted {
+		return pause(stageAgain)
+	}
+	addr, err := s.render()
 	if err != nil {
 		return &provision.Error{Step: "render address", Class: provision.BadConfig, Err: err}
 	}
@@ -248,12 +330,9 @@ func (s *service) stage(j job) error {
 		return &provision.Error{Step: "seal credential", Class: provision.Internal, Err: err}
 	}
 	s.n.observed.note(func(o *sightings) {
-		if old, was := o.staged[j.Binding]; was && old.Resource == j.ResourceID && old.To == j.Consumer && old.Generation == j.Credential.Generation {
-			return
-		}
 		o.staged[j.Binding] = raftfsm.Staged{Binding: j.Binding, Resource: j.ResourceID, To: j.Consumer, Generation: j.Credential.Generation, Sealed: sealed, Address: raftfsm.Address(addr)}
 	})
-	return nil
+	return pause(stageAgain)
 }
 
 func (s *service) resource(j job) provision.Resource {
@@ -274,27 +353,25 @@ func (s *service) mint(ctx context.Context, j job) error {
 	if err != nil {
 		return err
 	}
-	p, err := s.open()
-	if err != nil {
-		return err
+	err = s.use(func(p provision.Provider) error {
+		if err := p.Ensure(ctx, s.resource(j), login); err != nil {
+			return err
+		}
+		return p.Verify(ctx, s.resource(j), login)
+	})
+	if err == nil {
+		s.n.mark(j.Binding, j.ResourceID, j.Credential.Generation, raftfsm.FactMinted)
 	}
-	if err := p.Ensure(ctx, s.resource(j), login); err != nil {
-		return err
-	}
-	if err := p.Verify(ctx, s.resource(j), login); err != nil {
-		return err
-	}
-	s.n.mark(j.Binding, j.ResourceID, j.Credential.Generation, raftfsm.FactMinted)
-	return nil
+	return err
 }
 
 // watch looks for a session of the login, without being one.
 func (s *service) watch(ctx context.Context, j job) error {
-	p, err := s.open()
-	if err != nil {
+	var sessions int
+	err := s.use(func(p provision.Provider) (err error) {
+		sessions, err = p.InUse(ctx, provision.Login{Name: j.Credential.Login})
 		return err
-	}
-	sessions, err := p.InUse(ctx, provision.Login{Name: j.Credential.Login})
+	})
 	if err != nil {
 		return err
 	}
@@ -316,10 +393,6 @@ func (s *service) watch(ctx context.Context, j job) error {
 }
 
 func (s *service) withdraw(ctx context.Context, j job) error {
-	p, err := s.open()
-	if err != nil {
-		return err
-	}
 	var logins []provision.Login
 	for _, c := range j.Old {
 		login, err := s.n.login(c)
@@ -330,12 +403,15 @@ func (s *service) withdraw(ctx context.Context, j job) error {
 		}
 		logins = append(logins, login)
 	}
-	ended, err := p.Withdraw(ctx, s.resource(j), logins)
-	if err != nil {
+	var ended int
+	err := s.use(func(p provision.Provider) (err error) {
+		ended, err = p.Withdraw(ctx, s.resource(j), logins)
 		return err
+	})
+	if err == nil {
+		s.n.observed.note(func(o *sightings) { o.withdrawn[j.Withdrawal] = ended })
 	}
-	s.n.observed.note(func(o *sightings) { o.withdrawn[j.Withdrawal] = ended })
-	return nil
+	return err
 }
 
 // mark notes one fact about one credential.

@@ -5,9 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
+	"sync"
 	"time"
 
 	"meshd/bus"
@@ -18,7 +21,7 @@ import (
 type View struct {
 	State   *raftfsm.State
 	Leader  string        // node id, "" for none
-	Age     time.Duration // since a leader was last known: how old State may be
+	Age     time.Duration // since the last word from a leader: how old State may be; -1 for none since the start
 	Quorum  bool
 	Missing []string // node ids of voters that do not answer
 	Voters  []string // node ids
@@ -29,17 +32,20 @@ type View struct {
 func (n *Peer) View() View {
 	var v View
 	n.store.view(func(s *raftfsm.State) { v.State = s.Clone() })
-	leader, known := n.raft.Leader()
-	n.mu.Lock()
-	if known {
-		n.contact = time.Now()
-	}
-	if v.Age = time.Since(n.contact); n.contact.IsZero() {
+	v.Leader, v.Quorum = n.raft.Leader()
+	switch {
+	case n.raft.CommitIndex() == 0:
 		v.Age = -1
+	case !v.Quorum:
+		last := n.raft.LastAppendBefore(math.MaxUint64)
+		n.mu.Lock()
+		if n.led.After(last) {
+			last = n.led
+		}
+		n.mu.Unlock()
+		v.Age = time.Since(last)
 	}
-	n.mu.Unlock()
-	v.Leader, v.Quorum = leader, known
-	v.Missing = n.raft.Silent(2 * time.Second)
+	v.Missing = n.raft.Silent(silentAfter)
 	servers, _ := n.raft.Servers()
 	for _, s := range servers {
 		if s.Voter {
@@ -149,20 +155,20 @@ func (n *Peer) Detail(ctx context.Context, name string) ([]Try, error) {
 			}
 		}
 	})
-	var out []Try
-	var errs []error
-	for _, node := range sortedKeys(nodes) {
-		if node == n.id() {
-			out = append(out, n.Tries()...)
-			continue
-		}
-		tries, err := n.detailOf(ctx, node)
-		out, errs = append(out, tries...), append(errs, err)
+	ids := sortedKeys(nodes)
+	tries, errs := make([][]Try, len(ids)), make([]error, len(ids))
+	var asked sync.WaitGroup
+	for i, node := range ids {
+		asked.Go(func() { tries[i], errs[i] = n.detailOf(ctx, node) })
 	}
-	return out, errors.Join(errs...)
+	asked.Wait()
+	return slices.Concat(tries...), errors.Join(errs...)
 }
 
 func (n *Peer) detailOf(ctx context.Context, node string) ([]Try, error) {
+	if node == n.id() {
+		return n.Tries(), nil
+	}
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	resp, err := n.request(ctx, http.MethodGet, node, pathDetail, nil)
