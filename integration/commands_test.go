@@ -29,6 +29,8 @@ import (
 const (
 	// patience bounds everything that a script waits for.
 	patience = 30 * time.Second
+	// joinWithin is the 10 s that meshd join may take, and its start.
+	joinWithin = 12 * time.Second
 	// glance is how often a script looks whether it came true.
 	glance = 100 * time.Millisecond
 	// callsAtOnce is how many calls are under way together: enough that the order
@@ -74,8 +76,12 @@ type command func(ctx context.Context, s *stage, ts *testscript.TestScript, args
 
 // commands are the words that the scripts have beside those of testscript:
 //
-//	mesh NAME...                  start these nodes, the first makes the mesh; $NAME_FILES
-//	                              is the node's own directory, which it finds at $HERE
+//	mesh NAME...                  start these nodes, the first makes the mesh; $NAME_PORT
+//	                              and $NAME_BUS are ports of a node, $NAME_FILES is its
+//	                              own directory, which it finds at $HERE
+//	another-mesh NAME             start a node that is a mesh by itself
+//	join NAME TOKEN FLAG...       add a node with meshd join, which says within 10 s
+//	                              what is wrong
 //	on NODE COMMAND...            run a command with MESHD_SOCKET of the node
 //	code N                        the last command on a node ended with this code
 //	until PATTERN NODE COMMAND... repeat the command on the node until its output
@@ -83,7 +89,7 @@ type command func(ctx context.Context, s *stage, ts *testscript.TestScript, args
 //	while PATTERN NODE COMMAND... repeat it until its output matches no longer
 //	kill-node|stop-node|start-node NODE...
 //	                              kill -9, stop in order, start again
-//	ports NAME                    set $NAME_PORT, $NAME_BUS and $NAME_STORE to free ports
+//	blob BYTES FILE               make a file of so many bytes
 //	postgres NAME                 start a PostgreSQL server, and set $NAME_PORT and
 //	                              $NAME_ADMIN, the path of its admin file
 //	postgres NAME stop|start|read-only|writable|standby|primary
@@ -100,8 +106,8 @@ type command func(ctx context.Context, s *stage, ts *testscript.TestScript, args
 // A ! in front means that it must fail.
 func commands() map[string]func(*testscript.TestScript, bool, []string) {
 	all := map[string]command{
-		"mesh": mesh, "on": on, "code": code, "until": untilMatch, "while": whileMatch,
-		"kill-node": each((*Node).Kill), "stop-node": each((*Node).Stop), "start-node": start, "ports": ports,
+		"mesh": mesh, "another-mesh": anotherMesh, "join": join, "blob": blob, "on": on, "code": code, "until": untilMatch, "while": whileMatch,
+		"kill-node": each((*Node).Kill), "stop-node": each((*Node).Stop), "start-node": start,
 		"postgres": postgres, "sql": sql, "login": login, "expand": expand, "let": let,
 		"pid": pid, "delivered": delivered, "calls": calls,
 	}
@@ -127,12 +133,58 @@ func commands() map[string]func(*testscript.TestScript, bool, []string) {
 var errUsage = errors.New("wrong arguments; see commands in commands_test.go")
 
 func mesh(ctx context.Context, s *stage, ts *testscript.TestScript, args []string) error {
-	err := s.mesh.Start(ctx, args...)
+	if err := s.mesh.Start(ctx, args...); err != nil {
+		return err
+	}
 	for _, n := range s.mesh.nodes {
-		ts.Setenv(strings.ToUpper(n.Name)+"_FILES", n.Files)
+		describe(ts, n)
 	}
 	ts.Setenv("HERE", "/proc/self/cwd")
-	return err
+	return nil
+}
+
+// describe gives the script what it may need to know of a node.
+func describe(ts *testscript.TestScript, n *Node) {
+	name := strings.ToUpper(n.Name)
+	ts.Setenv(name+"_FILES", n.Files)
+	ts.Setenv(name+"_PORT", strconv.Itoa(n.MeshPort))
+	ts.Setenv(name+"_BUS", strconv.Itoa(n.BusPort))
+}
+
+func anotherMesh(ctx context.Context, s *stage, _ *testscript.TestScript, args []string) error {
+	if len(args) != 1 {
+		return errUsage
+	}
+	return s.mesh.add(ctx, args[0], true)
+}
+
+func join(ctx context.Context, s *stage, ts *testscript.TestScript, args []string) error {
+	if len(args) < 2 {
+		return errUsage
+	}
+	ctx, cancel := context.WithTimeout(ctx, joinWithin)
+	defer cancel()
+	err := s.mesh.Join(ctx, args[0], args[1], args[2:]...)
+	if ctx.Err() != nil {
+		ts.Fatalf("meshd join took longer than %v: %v", joinWithin, err)
+	}
+	if err != nil {
+		fmt.Fprintln(ts.Stderr(), err)
+		return err
+	}
+	describe(ts, s.mesh.nodes[len(s.mesh.nodes)-1])
+	return nil
+}
+
+func blob(_ context.Context, _ *stage, ts *testscript.TestScript, args []string) error {
+	if len(args) != 2 {
+		return errUsage
+	}
+	size, err := strconv.Atoi(args[0])
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(ts.MkAbs(args[1]), bytes.Repeat([]byte("a: b\n"), size/5), 0o600)
 }
 
 // on runs a command on a node, and keeps what it prints for stdout and stderr.
@@ -223,21 +275,6 @@ func each(do func(*Node) error) command {
 
 func start(ctx context.Context, s *stage, ts *testscript.TestScript, args []string) error {
 	return each(func(n *Node) error { return n.Start(ctx) })(ctx, s, ts, args)
-}
-
-func ports(_ context.Context, _ *stage, ts *testscript.TestScript, args []string) error {
-	if len(args) != 1 {
-		return errUsage
-	}
-	var n Node
-	if err := n.choosePorts(); err != nil {
-		return err
-	}
-	name := strings.ToUpper(args[0])
-	ts.Setenv(name+"_PORT", strconv.Itoa(n.MeshPort))
-	ts.Setenv(name+"_BUS", strconv.Itoa(n.BusPort))
-	ts.Setenv(name+"_STORE", strconv.Itoa(n.StorePort))
-	return nil
 }
 
 func postgres(ctx context.Context, s *stage, ts *testscript.TestScript, args []string) error {

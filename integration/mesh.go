@@ -90,40 +90,48 @@ func (m *Mesh) Start(ctx context.Context, names ...string) error {
 }
 
 // add makes a node: the first one of the mesh, or one that joins with a token of
-// the first.
+// the first. It is made anew where one of its ports was taken meanwhile.
 func (m *Mesh) add(ctx context.Context, name string, first bool) error {
 	var faults []error
 	for range tries {
-		n := &Node{Name: name, Dir: filepath.Join(m.dir, name), Files: filepath.Join(m.dir, name+".etc"), meshd: m.meshd}
-		if err := os.MkdirAll(n.Files, 0o700); err != nil {
-			return err
-		}
-		if err := n.choosePorts(); err != nil {
-			return err
-		}
-		verb := []string{"init"}
-		if !first {
-			token, err := m.nodes[0].Command(ctx, "token").Output()
-			if err != nil {
-				return fmt.Errorf("make a token for %s: %w", name, err)
+		var err error
+		if first {
+			err = m.make(ctx, name, "init")
+		} else {
+			var token []byte
+			if token, err = m.nodes[0].Command(ctx, "token").Output(); err == nil {
+				err = m.Join(ctx, name, strings.TrimSpace(string(token)))
 			}
-			verb = []string{"join", strings.TrimSpace(string(token))}
-		}
-		err := n.run(ctx, append(verb, "--dir", n.Dir, "--name", name, "--bind", "127.0.0.1",
-			"--port", strconv.Itoa(n.MeshPort), "--bus-port", strconv.Itoa(n.BusPort), "--store-port", strconv.Itoa(n.StorePort))...)
-		if err == nil {
-			m.nodes = append(m.nodes, n)
-			return nil
 		}
 		faults = append(faults, err)
-		if !strings.Contains(err.Error(), syscall.EADDRINUSE.Error()) {
-			break
-		}
-		if err := os.RemoveAll(n.Dir); err != nil {
+		if err == nil || !strings.Contains(err.Error(), syscall.EADDRINUSE.Error()) {
 			return err
 		}
 	}
 	return errors.Join(faults...)
+}
+
+// Join makes one more node with a token of the mesh. Nothing is left of a node
+// that did not come up. flags are added to those of meshd join, and win.
+func (m *Mesh) Join(ctx context.Context, name, token string, flags ...string) error {
+	return m.make(ctx, name, append([]string{"join", token}, flags...)...)
+}
+
+func (m *Mesh) make(ctx context.Context, name string, args ...string) error {
+	n := &Node{Name: name, Dir: filepath.Join(m.dir, name), Files: filepath.Join(m.dir, name+".etc"), meshd: m.meshd}
+	if err := os.MkdirAll(n.Files, 0o700); err != nil {
+		return err
+	}
+	if err := n.choosePorts(); err != nil {
+		return err
+	}
+	all := []string{args[0], "--dir", n.Dir, "--name", name, "--bind", "127.0.0.1",
+		"--port", strconv.Itoa(n.MeshPort), "--bus-port", strconv.Itoa(n.BusPort), "--store-port", strconv.Itoa(n.StorePort)}
+	if err := n.run(ctx, append(all, args[1:]...)...); err != nil {
+		return errors.Join(err, os.RemoveAll(n.Dir))
+	}
+	m.nodes = append(m.nodes, n)
+	return nil
 }
 
 // choosePorts takes three ports in a row that are free for TCP and UDP.
