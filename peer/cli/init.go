@@ -29,7 +29,10 @@ func newInitCommand() *cobra.Command {
 				return err
 			}
 			p := place{f.dir}
-			if lives, err := resume(cmd, p, verbose); lives {
+			if lives, err := f.resume(cmd, p, verbose); lives {
+				return err
+			}
+			if err := f.usable(p); err != nil {
 				return err
 			}
 			if f.Advertise == "" {
@@ -55,10 +58,13 @@ func newInitCommand() *cobra.Command {
 
 // resume runs the node that lives in the directory already, if one does: in a
 // container the same command line starts it the first time and every other.
-func resume(cmd *cobra.Command, p place, verbose bool) (lives bool, err error) {
+func (f *nodeFlags) resume(cmd *cobra.Command, p place, verbose bool) (lives bool, err error) {
 	s, err := p.load()
 	if err != nil {
 		return false, nil // what is wrong with it, whoever makes a node there says
+	}
+	if err := f.same(cmd, s); err != nil {
+		return true, err
 	}
 	fmt.Fprintf(cmd.OutOrStdout(), "%s is node %s of mesh %s already; starting it.\n", p.dir, s.Name, s.Mesh)
 	return true, foreground(cmd.Context(), p, cmd.OutOrStdout(), cmd.ErrOrStderr(), verbose)
@@ -67,9 +73,6 @@ func resume(cmd *cobra.Command, p place, verbose bool) (lives bool, err error) {
 // makeMesh makes everything that the first start needs, the directory's settings
 // last: a crash before them leaves nothing that is taken for a node.
 func makeMesh(p place, s settings) (recovery string, err error) {
-	if err := p.fresh(); err != nil {
-		return "", err
-	}
 	keys, err := makeKeys(p)
 	if err != nil {
 		return "", err

@@ -43,7 +43,10 @@ func newJoinCommand() *cobra.Command {
 				return err
 			}
 			p := place{f.dir}
-			if lives, err := resume(cmd, p, verbose); lives {
+			if lives, err := f.resume(cmd, p, verbose); lives {
+				return err
+			}
+			if err := f.usable(p); err != nil {
 				return err
 			}
 			token, err := readToken(args, tokenFile)
@@ -93,9 +96,6 @@ func readToken(args []string, file string) (identity.Token, error) {
 func join(ctx context.Context, p place, s settings, token identity.Token) error {
 	ctx, cancel := context.WithTimeout(ctx, joinWithin)
 	defer cancel()
-	if err := p.fresh(); err != nil {
-		return err
-	}
 	keys, err := makeKeys(p)
 	if err != nil {
 		return err

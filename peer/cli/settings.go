@@ -132,6 +132,36 @@ func (f *nodeFlags) add(cmd *cobra.Command) {
 	flags.IntVar(&f.StorePort, "store-port", defaultStorePort, "port of the embedded buckets")
 }
 
+// usable checks, before anything is asked of the mesh, what would keep the node
+// from starting on this machine.
+func (f *nodeFlags) usable(p place) error {
+	if err := p.fresh(); err != nil {
+		return err
+	}
+	if err := identity.CheckDir(p.dir); err != nil {
+		return err
+	}
+	l, err := net.Listen("tcp", f.listen(f.StorePort))
+	if err != nil {
+		return fmt.Errorf("the port of the embedded buckets cannot be used: %w; choose another with --store-port", err)
+	}
+	return l.Close()
+}
+
+// same refuses flags that say something else than what the node was made with:
+// they would be ignored.
+func (f *nodeFlags) same(cmd *cobra.Command, made settings) error {
+	for name, values := range map[string][2]any{
+		"name": {f.Name, made.Name}, "bind": {f.Bind, made.Bind}, "advertise": {f.Advertise, made.Advertise},
+		"port": {f.MeshPort, made.MeshPort}, "bus-port": {f.RoutePort, made.RoutePort}, "store-port": {f.StorePort, made.StorePort},
+	} {
+		if cmd.Flags().Changed(name) && values[0] != values[1] {
+			return fmt.Errorf("--%s %v is not what this node was made with, %v: leave the flag out, or change it in %s", name, values[0], values[1], place{f.dir}.settings())
+		}
+	}
+	return nil
+}
+
 var notInName = regexp.MustCompile(`[^a-z0-9-]+`)
 
 // complete fills in what was not given.

@@ -246,6 +246,15 @@ func writeFile(dir *os.File, name string, data []byte) (err error) {
 	return nil
 }
 
+// CheckDir refuses a directory in which others could replace a key.
+func CheckDir(dir string) error {
+	d, err := openDir(dir)
+	if err != nil {
+		return err
+	}
+	return d.Close()
+}
+
 // WriteFile puts data, whole or not at all, into the file at path, mode 0600, in
 // a directory that only its owner can write. One process at a time writes there.
 func WriteFile(path string, data []byte) error {
