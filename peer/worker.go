@@ -214,7 +214,7 @@ func (w *worker) attempt(t task, old *Try) (ok bool) {
 // not as each binding's own.
 func suspicious(class string) bool {
 	switch provision.Class(class) {
-	case provision.Unreachable, provision.ReadOnly, provision.Recovery, provision.Full, provision.TimedOut:
+	case provision.Unreachable, provision.ReadOnly, provision.Recovery, provision.Full, provision.TimedOut, provision.MissingRight:
 		return true
 	}
 	return false
