@@ -273,8 +273,17 @@ func each(do func(*Node) error) command {
 	}
 }
 
-func start(ctx context.Context, s *stage, ts *testscript.TestScript, args []string) error {
-	return each(func(n *Node) error { return n.Start(ctx) })(ctx, s, ts, args)
+// start starts nodes side by side: one by itself may have no quorum.
+func start(ctx context.Context, s *stage, _ *testscript.TestScript, args []string) error {
+	var group errgroup.Group
+	for _, name := range args {
+		n, err := s.mesh.Node(name)
+		if err != nil {
+			return err
+		}
+		group.Go(func() error { return n.Start(ctx) })
+	}
+	return group.Wait()
 }
 
 func postgres(ctx context.Context, s *stage, ts *testscript.TestScript, args []string) error {

@@ -8,7 +8,6 @@
 package integration
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -20,6 +19,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -197,13 +197,16 @@ func (n *Node) run(ctx context.Context, args ...string) error {
 		text, _ := os.ReadFile(n.LogPath()) // no text is no sign of life
 		return text[min(int(from), len(text)):]
 	}
-	err = until(ctx, func() bool { return bytes.Contains(said(), []byte(" is up: ")) || !n.Running() })
+	err = until(ctx, func() bool { return serving.Match(said()) || !n.Running() })
 	if err == nil && n.Running() {
 		return nil
 	}
 	text := said()
 	return errors.Join(fmt.Errorf("start %s: %w; it said:\n%s", n.Name, errors.Join(err, errNotUp), text), n.Kill())
 }
+
+// serving is what a node says once it takes commands, with a quorum or without.
+var serving = regexp.MustCompile(`Node .* (is up: |runs, and has found no leader yet)`)
 
 var errNotUp = errors.New("it did not come up")
 

@@ -47,14 +47,15 @@ type node struct {
 	leave   context.CancelFunc        // ends the node after `meshd leave`
 }
 
-// run brings the node in the directory to life and runs it until ctx ends. ready
-// is called once it serves and knows its mesh: a command that comes earlier is
-// refused.
+// run brings the node in the directory to life and runs it until ctx ends. say is
+// called once it serves and knows its mesh, because a command that comes earlier
+// is refused; and before, with knows false, if that takes longer than a leader
+// needs.
 //
 // The order: what locks the directory first, so that two processes never run
 // one; then who we are; then the ports, from the innermost to the one that lets
 // the log in; the parts that act on the log last.
-func run(ctx context.Context, p place, log *slog.Logger, ready func(*node)) (err error) {
+func run(ctx context.Context, p place, log *slog.Logger, say func(n *node, knows bool)) (err error) {
 	s, err := p.load()
 	if err != nil {
 		return fmt.Errorf("%w; make a mesh with meshd init, or join one with meshd join", err)
@@ -79,13 +80,22 @@ func run(ctx context.Context, p place, log *slog.Logger, ready func(*node)) (err
 	group.Go(func() error { return n.peer.Run(ctx) })
 	group.Go(func() error { return n.backend().Serve(ctx, listener) })
 	group.Go(func() error {
+		waiting, stop := context.WithTimeout(ctx, leaderWithin)
+		defer stop()
+		if n.peer.Wait(waiting, 0) != nil && ctx.Err() == nil {
+			say(n, false)
+		}
 		if n.peer.Wait(ctx, 0) == nil {
-			ready(n)
+			say(n, true)
 		}
 		return nil
 	})
 	return group.Wait()
 }
+
+// leaderWithin is how long a node waits for a leader without a word: elections
+// take 0.8 s, and all nodes may be starting at once.
+const leaderWithin = 4 * time.Second
 
 // closers are closed in the reverse order of their opening.
 type closers []func() error
