@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 
 	"github.com/spf13/cobra"
 
@@ -29,11 +30,18 @@ has one assignment.`,
 			if err != nil {
 				return err
 			}
+			if o.State.Modules[o.State.Assignments[name].Module].Run.External() {
+				return &api.Error{Code: "external", Text: fmt.Sprintf("%s is external: the mesh starts no process for it, and has no log of one", name), Remedy: "look where it is run"}
+			}
 			c := dial(cmd)
 			defer c.Close()
-			err = c.Logs(cmd.Context(), name, lines, follow, cmd.OutOrStdout())
-			if errors.Is(err, context.Canceled) {
+			out := &counter{w: cmd.OutOrStdout()}
+			err = c.Logs(cmd.Context(), name, lines, follow, out)
+			switch {
+			case errors.Is(err, context.Canceled):
 				return nil // the way to end -f
+			case err == nil && out.n == 0 && lines > 0:
+				fmt.Fprintln(cmd.ErrOrStderr(), name+" has not printed anything yet")
 			}
 			return err
 		},
@@ -41,6 +49,18 @@ has one assignment.`,
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on with what it prints from now on")
 	cmd.Flags().IntVarP(&lines, "lines", "n", 100, "how many of the newest lines")
 	return cmd
+}
+
+// counter counts the bytes that it passes on.
+type counter struct {
+	w io.Writer
+	n int
+}
+
+func (c *counter) Write(b []byte) (int, error) {
+	n, err := c.w.Write(b)
+	c.n += n
+	return n, err
 }
 
 // oneAssignment finds the one assignment that is meant.

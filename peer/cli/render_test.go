@@ -106,6 +106,8 @@ func TestListings(t *testing.T) {
 		{"tools-json", 0, []string{"tools", "-o", "json"}},
 		{"logs-ambiguous", 1, []string{"logs", "shop"}},
 		{"logs", 0, []string{"logs", "-n", "7", "mail"}},
+		{"logs-none", 0, []string{"logs", "shop@beta"}},
+		{"logs-external", 1, []string{"logs", "postgres"}},
 		{"token", 0, []string{"token", "--ttl", "30m"}},
 		{"node-rm", 0, []string{"node", "rm", "gamma"}},
 		{"node-rm-unknown", 1, []string{"node", "rm", "gama"}},

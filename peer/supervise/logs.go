@@ -177,7 +177,8 @@ func (l *logs) rotate(name string) error {
 }
 
 // Logs returns the last lines of what the process of name wrote, at most 1 MiB
-// of them. They stay for 14 days after a name is gone.
+// of them. They stay for 14 days after a name is gone. A name without a log, such
+// as one that was not started yet, has no lines.
 func (s *Supervisor) Logs(name string, lines int) ([]byte, error) {
 	if !validName.MatchString(name) {
 		return nil, fmt.Errorf("read the log of %q: not a name of the form %s", name, validName)
@@ -198,7 +199,7 @@ func (l *logs) tail(name string, lines int) ([]byte, error) {
 	var b []byte
 	for age := 0; age <= l.keep && len(b) < tailBytes && bytes.Count(b, []byte("\n")) <= lines; age++ {
 		older, err := readEnd(l.path(name, age), tailBytes-len(b))
-		if age > 0 && errors.Is(err, fs.ErrNotExist) {
+		if errors.Is(err, fs.ErrNotExist) {
 			break
 		}
 		if err != nil {
