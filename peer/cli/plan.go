@@ -34,7 +34,12 @@ changed. Exit code 0 without changes, 2 with some, 1 where the push would be ref
 			if err != nil {
 				return err
 			}
-			if err := show(cmd, plan, func(w io.Writer, _ bool) { writePlan(w, o, plan) }); err != nil {
+			if err := show(cmd, plan, func(w io.Writer, _ bool) {
+				writePlan(w, o, plan)
+				if len(plan.Changes) > 0 {
+					fmt.Fprintf(w, "meshd push --at %d does this, or is refused if the mesh has changed by then\n", plan.At)
+				}
+			}); err != nil {
 				return err
 			}
 			if len(plan.Changes) > 0 {
@@ -68,7 +73,7 @@ func writePlan(w io.Writer, o api.Overview, p raftfsm.Plan) {
 		fmt.Fprintln(w, "nothing changes")
 		return
 	}
-	fmt.Fprintf(w, "plan at index %d: %s\n", p.At, count(len(p.Changes), "change"))
+	fmt.Fprintf(w, "plan: %s\n", count(len(p.Changes), "change"))
 	for _, group := range []struct{ title, what string }{
 		{"credentials", raftfsm.WhatBinding}, {"processes", raftfsm.WhatAssignment}, {"seats", raftfsm.WhatSeat}, {"modules", raftfsm.WhatModule},
 	} {

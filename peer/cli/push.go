@@ -32,7 +32,7 @@ Exit code 0 ready, 2 accepted and still waiting, 1 refused.`,
 	}
 	cmd.Flags().BoolVar(&opts.detach, "detach", false, "do not follow")
 	cmd.Flags().BoolVar(&opts.pending, "pending", false, "accept a named provider or holder that is not there yet")
-	cmd.Flags().Uint64Var(&opts.at, "at", 0, "refuse if the mesh has changed since the plan at this index")
+	cmd.Flags().Uint64Var(&opts.at, "at", 0, "refuse if the mesh has changed since the meshd plan that showed this number")
 	cmd.Flags().DurationVar(&opts.timeout, "timeout", 0, "how long to follow (default the largest ready-within of what is pushed)")
 	return cmd
 }

@@ -42,7 +42,7 @@ func TestPushOfTheSameStillChecksReadiness(t *testing.T) {
 	m.push(t, database+separator+shop)
 	m.play(t, hopByHop()[:4]...)
 	m.tries = []api.Try{
-		{Key: "check shop@gamma/db 1", Step: "log in", Class: "unreachable", Text: "dial tcp 10.0.0.1:5432: connection refused", Since: noon.Add(10 * time.Second), Tries: 7, Next: noon.Add(30 * time.Second)},
+		{Key: "check shop@gamma/db 1", Step: "log in", Class: "unreachable", Text: "log in: dial tcp 10.0.0.1:5432: connection refused", Since: noon.Add(10 * time.Second), Tries: 7, Next: noon.Add(30 * time.Second)},
 		{Key: "check other@gamma/db 1", Step: "log in", Class: "refused", Text: "not about the shop", Since: noon, Tries: 1, Next: noon},
 	}
 	m.unasked = errors.New("beta does not answer")
@@ -136,6 +136,7 @@ func TestRemoveFollowsTheWithdrawal(t *testing.T) {
 	m.push(t, database+separator+shop)
 	m.play(t, hopByHop()...)
 	m.golden(t, "rm-waits", 2, "rm", "--timeout", "10ms", "module", "shop")
+	m.golden(t, "rm-unknown", 1, "rm", "module", "nonsense")
 	m.golden(t, "rm-provider-consumed", 1, "rm", "assignment", "pg-mai")
 }
 

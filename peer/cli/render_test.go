@@ -121,6 +121,20 @@ func TestListings(t *testing.T) {
 	}
 }
 
+func TestRetainedByAProviderThatIsGone(t *testing.T) {
+	m := newMesh(t)
+	m.push(t, database+separator+shop)
+	m.play(t, append([]func(*mesh) error{provides(pgMain, true, "", "")}, inUse(shopDB)...)...)
+	m.do(t, "beta", raftfsm.Remove{What: raftfsm.WhatModule, Name: "shop"})
+	for id := range m.state.Withdrawals {
+		m.play(t, func(m *mesh) error {
+			return m.from("pg-main", raftfsm.NodeReport{Withdrawn: []raftfsm.Withdrawn{{ID: id, Ended: 1}}})
+		})
+	}
+	m.do(t, "beta", raftfsm.Remove{What: raftfsm.WhatModule, Name: "postgres"})
+	m.golden(t, "retained-gone", 0, "retained")
+}
+
 func TestStatusWithoutAQuorum(t *testing.T) {
 	m := eventful(t)
 	m.over.Quorum, m.over.Leader, m.over.Age = false, "", 2*time.Minute

@@ -49,11 +49,11 @@ func retainedRows(o api.Overview) []retainedRow {
 func retainedTable(o api.Overview, rows []retainedRow) table {
 	t := table{heads: []string{"NAME", "KIND", "PROVIDER", "NODE", "OWNER", "REQUIREMENT", "MADE"}, state: -1}
 	for _, r := range rows {
-		node := r.Node
+		provider, node := r.Provider, r.Node
 		if node == "" {
-			node = "-"
+			provider, node = provider+" (gone)", "-"
 		}
-		t.rows = append(t.rows, []string{r.Name, r.Kind, r.Provider, node, r.Owner, r.Requirement, ago(o.Now, r.Since) + " ago"})
+		t.rows = append(t.rows, []string{r.Name, r.Kind, provider, node, r.Owner, r.Requirement, ago(o.Now, r.Since) + " ago"})
 	}
 	return t
 }

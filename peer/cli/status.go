@@ -157,31 +157,22 @@ func refusedTable(o api.Overview, all []api.Refusal) table {
 func unknown(what, name string, known []string) error {
 	e := &api.Error{Code: "unknown", Text: fmt.Sprintf("there is no %s %q", what, name), Remedy: "meshd status lists what there is"}
 	for _, k := range known {
-		if len(e.Candidates) < 5 && (strings.Contains(k, name) || near(k, name)) {
+		if len(e.Candidates) < 5 && near(name, k) {
 			e.Candidates = append(e.Candidates, k)
 		}
 	}
 	return e
 }
 
-// near reports whether the two differ by one letter: replaced, left out, put in
-// or swapped with its neighbour.
-func near(a, b string) bool {
-	if len(a) < len(b) {
-		a, b = b, a
+// near reports whether name could be meant for known: a part of it, or with a
+// slip or three, in no more than half of its letters.
+func near(name, known string) bool {
+	if strings.Contains(known, name) {
+		return true
 	}
-	i := 0
-	for i < len(b) && a[i] == b[i] {
-		i++
-	}
-	switch len(a) - len(b) {
-	case 0:
-		swapped := i+1 < len(a) && a[i] == b[i+1] && a[i+1] == b[i] && a[i+2:] == b[i+2:]
-		return i == len(a) || a[i+1:] == b[i+1:] || swapped
-	case 1:
-		return a[i+1:] == b[i:]
-	}
-	return false
+	most := min(3, len(name)/2)
+	longer := len(name) - len(known)
+	return max(longer, -longer) <= most && raftfsm.Distance(name, known) <= most
 }
 
 // story is what is known of one thing, line by line, as text and for -o json.
@@ -211,8 +202,11 @@ func tried(now time.Time, t api.Try) string {
 	if d := t.Next.Sub(now); d > 0 {
 		next = "in " + span(d)
 	}
-	return fmt.Sprintf("%s (%s): %s; for %s, %s, next %s", t.Step, t.Class, t.Text, ago(now, t.Since), tries(t.Tries), next)
+	return fmt.Sprintf("%s (%s): %s; for %s, %s, next %s", t.Step, t.Class, words(t), ago(now, t.Since), tries(t.Tries), next)
 }
+
+// words is the text of a try without the step, which most begin with.
+func words(t api.Try) string { return strings.TrimPrefix(t.Text, t.Step+": ") }
 
 func tries(n int) string {
 	if n == 1 {

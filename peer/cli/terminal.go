@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -187,8 +188,11 @@ func writeJSON(w io.Writer, value any, indent string) error {
 	return e.Encode(value)
 }
 
-// sentence is an error for a person: with the near names, where the remedy
-// mentions none.
+// quoted is the name that a refusal is about, as its text has it.
+var quoted = regexp.MustCompile(`"([^"]+)"`)
+
+// sentence is an error for a person: with the near names, or all of a short list
+// where none is near, unless the remedy mentions one.
 func sentence(err error) string {
 	var e *api.Error
 	if !errors.As(err, &e) {
@@ -198,7 +202,13 @@ func sentence(err error) string {
 	if len(e.Candidates) == 0 || slices.ContainsFunc(e.Candidates, said) {
 		return e.Error()
 	}
-	return e.Error() + "; did you mean " + strings.Join(e.Candidates, " or ") + "?"
+	for _, name := range quoted.FindAllStringSubmatch(e.Text, -1) {
+		far := func(c string) bool { return !near(name[1], c) }
+		if meant := slices.DeleteFunc(slices.Clone(e.Candidates), far); len(meant) > 0 {
+			return e.Error() + "; did you mean " + strings.Join(meant, " or ") + "?"
+		}
+	}
+	return e.Error() + "; there are: " + strings.Join(e.Candidates, ", ")
 }
 
 // span writes a duration as people say it: its two largest units.
