@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"slices"
@@ -63,23 +62,6 @@ func withdrawalsOf(o api.Overview, name string) []problem {
 		}
 	}
 	return out
-}
-
-// detailWithin is how long a listing waits for the nodes that work on a thing.
-// They have 2 s each to answer the node that is asked.
-const detailWithin = 5 * time.Second
-
-// detailOf asks what is tried in vain. Not to know is a part of the answer.
-func detailOf(cmd *cobra.Command, name string) api.Detail {
-	ctx, cancel := context.WithTimeout(cmd.Context(), detailWithin)
-	defer cancel()
-	c := dial(cmd)
-	defer c.Close()
-	d, err := c.Detail(ctx, name)
-	if err != nil {
-		d.Problem = err.Error()
-	}
-	return d
 }
 
 // bindingRow is one binding.

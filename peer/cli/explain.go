@@ -150,21 +150,6 @@ func sibling(o api.Overview, b raftfsm.Binding) why {
 	return why{}
 }
 
-// processTrouble is what is wrong with an assignment's process.
-func processTrouble(o api.Overview, assignment string) why {
-	r := o.State.Assignments[assignment].Report
-	switch r.State {
-	case "backing-off", "failed", "unhealthy":
-	default:
-		return why{}
-	}
-	w := why{Node: home(o, assignment), Step: "run", Class: r.Class, Since: r.Since, Text: fmt.Sprintf("%s is %s", assignment, r.State)}
-	if r.Class != "" {
-		w.Text += " (" + r.Class + ")"
-	}
-	return w
-}
-
 // explainWithdrawal says why logins are not ended yet.
 func explainWithdrawal(o api.Overview, w raftfsm.Withdrawal) why {
 	node := home(o, w.Provider)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"meshd/peer/api"
+	"meshd/peer/supervise"
 	"meshd/raftfsm"
 )
 
@@ -109,6 +110,54 @@ node: gamma
 				t.Errorf("got  %+v\nwant %+v", got, c.want)
 			}
 		})
+	}
+}
+
+func TestWhyAProcessIsNotRunning(t *testing.T) {
+	ready := append([]func(*mesh) error{provides(pgMain, true, "", "")}, inUse(shopDB)[:3]...)
+	for name, c := range map[string]struct {
+		steps []func(*mesh) error
+		want  string
+	}{
+		"its binding waits": {nil, "shop@gamma is started once shop@gamma/db is delivered: alpha has not looked at pg-main yet"},
+		"not yet":           {ready, "gamma has not started it yet"},
+		"not with its user": {append(ready[:4:4], held(shopDB, "consumer", "find user", "bad-config")), "gamma has not started it yet: find user fails on gamma (bad-config)"},
+		"no such program": {append(ready[:4:4], process("shop@gamma", "backing-off", "exec-not-found")),
+			"shop@gamma is backing-off (exec-not-found): /usr/local/bin/shop, or the interpreter that it needs, does not exist on gamma"},
+		"runs again": {append(ready[:4:4], process("shop@gamma", "running", "ended-unseen")), ""},
+		"unhealthy":  {append(ready[:4:4], process("shop@gamma", "unhealthy", "ended-unseen")), "shop@gamma is unhealthy"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMesh(t)
+			m.push(t, database+separator+shop)
+			m.play(t, c.steps...)
+			row, got := assignmentAt(m.look(), "shop@gamma"), ""
+			if row.Trouble != nil {
+				got = row.Trouble.Text
+			}
+			if got != c.want {
+				t.Errorf("got  %s\nwant %s", got, c.want)
+			}
+			if row.State == "running" && row.Class != "" {
+				t.Errorf("it runs, and has the class %q of how it ended", row.Class)
+			}
+		})
+	}
+}
+
+// TestClassesOfProcessesHaveWords keeps the words as many as the classes.
+func TestClassesOfProcessesHaveWords(t *testing.T) {
+	for _, class := range []string{
+		supervise.SpecRefused, supervise.UserRefused, supervise.UserUnknown, supervise.ExecNotFound, supervise.ExecDenied, supervise.ExecFormat,
+		supervise.DirNotFound, supervise.LimitRefused, supervise.LogUnwritable, supervise.RecordFailed, supervise.StartFailed, supervise.Exited,
+		supervise.Signalled, supervise.OutOfMemory, supervise.EndedUnseen, supervise.LeftoversStuck,
+	} {
+		m := newMesh(t)
+		m.push(t, database+separator+shop)
+		m.play(t, process("shop@gamma", "backing-off", class))
+		if classWords(m.look(), "shop@gamma") == "" {
+			t.Errorf("class %s has no words", class)
+		}
 	}
 }
 

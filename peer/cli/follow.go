@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -141,7 +142,7 @@ func (f *follower) run(ctx context.Context) error {
 				f.timeout = f.patience(o)
 			}
 			f.goal.settled = time.Since(f.began) >= settle
-			f.print(o)
+			f.print(ctx, o)
 			if left = f.goal.pending(o); len(left) == 0 {
 				fmt.Fprintf(f.w, "%s, after %s\n", f.summary(o), span(time.Since(f.began)))
 				return nil
@@ -225,10 +226,13 @@ func plural(n int, one, many string) string {
 }
 
 // step is one line of progress.
-type step struct{ name, state, text string }
+type step struct {
+	name, state, text string
+	held              problem // what the step tells of, where that is a complaint
+}
 
 // print writes what changed since the last overview.
-func (f *follower) print(o api.Overview) {
+func (f *follower) print(ctx context.Context, o api.Overview) {
 	steps := f.steps(o)
 	f.last = o
 	wide := 0
@@ -236,6 +240,9 @@ func (f *follower) print(o api.Overview) {
 		wide = max(wide, utf8.RuneCountInString(name))
 	}
 	for _, s := range steps {
+		if s.held.Class != "" {
+			s.text += saying(o, s.held, f.detail(ctx, s.held.subject()).Tries)
+		}
 		head := fmt.Sprintf("  %-*s  %-11s  ", min(wide, 50), s.name, s.state)
 		at := fmt.Sprintf("  +%.2fs", time.Since(f.began).Seconds())
 		indent := utf8.RuneCountInString(head)
@@ -283,16 +290,16 @@ func (f *follower) steps(o api.Overview) []step {
 		}
 		if old := f.last.State.Assignments[name].Report; a.Report != old && a.Report.State != "" && !m.Run.External() {
 			text := "on " + home(o, name)
-			if a.Report.Class != "" {
-				text += ": " + a.Report.Class
+			if class := present(a.Report); class != "" {
+				text += ": " + cmp.Or(classWords(o, name), class)
 			}
-			out = append(out, step{name, a.Report.State, text})
+			out = append(out, step{name: name, state: a.Report.State, text: text})
 		}
 	}
 	for _, name := range sorted(f.goal.seats) {
 		old, now := f.last.State.Seats[name], o.State.Seats[name]
 		if now.Holder != "" && now.Epoch != old.Epoch {
-			out = append(out, step{name, "held", fmt.Sprintf("by %s on %s", now.Holder, home(o, now.Holder))})
+			out = append(out, step{name: name, state: "held", text: fmt.Sprintf("by %s on %s", now.Holder, home(o, now.Holder))})
 		}
 	}
 	return append(out, f.withdrawalSteps(o)...)
@@ -300,12 +307,13 @@ func (f *follower) steps(o api.Overview) []step {
 
 func (f *follower) providerSteps(o api.Overview, id string) []step {
 	old, now := f.last.State.Providers[id], o.State.Providers[id]
-	name, kind := cutProvider(id)
+	name, _ := cutProvider(id)
 	switch {
 	case now.Ready && !old.Ready:
-		return []step{{id, "ready", "on " + home(o, name)}}
+		return []step{{name: id, state: "ready", text: "on " + home(o, name)}}
 	case !now.Ready && now.Trouble != nil && (old.Trouble == nil || old.Trouble.Class != now.Trouble.Class):
-		return []step{{id, "not ready", providerTrouble(o, name, kind, "its node %s is away").Text}}
+		p := providerProblem(o, id)
+		return []step{{id, p.State, p.Text, p}}
 	}
 	return nil
 }
@@ -322,12 +330,12 @@ func (f *follower) bindingSteps(o api.Overview, id string) []step {
 	if !was || old.Resource != b.Resource || old.Provider != b.Provider || from > b.Phase().Rank() {
 		from = raftfsm.PhaseUnbound.Rank()
 		if b.Provider == "" && !was {
-			out = append(out, step{id, string(raftfsm.PhaseUnbound), explain(o, b).Text})
+			out = append(out, step{name: id, state: string(raftfsm.PhaseUnbound), text: explain(o, b).Text})
 		}
 	}
 	for _, h := range hops(o, b) {
 		if rank := raftfsm.Phase(h.Phase).Rank(); rank > from && rank <= b.Phase().Rank() {
-			out = append(out, step{id, h.Phase, hopText(o, b, h)})
+			out = append(out, step{name: id, state: h.Phase, text: hopText(o, b, h)})
 		}
 	}
 	for _, side := range []struct {
@@ -335,7 +343,8 @@ func (f *follower) bindingSteps(o api.Overview, id string) []step {
 		node     string
 	}{{old.AtProvider, b.AtProvider, home(o, b.Provider)}, {old.AtConsumer, b.AtConsumer, home(o, b.Consumer)}} {
 		if side.now != nil && (side.old == nil || side.old.Class != side.now.Class) {
-			out = append(out, step{id, "held up", trouble(side.now, side.node).Text})
+			w := trouble(side.now, side.node)
+			out = append(out, step{id, "held up", w.Text, problem{"binding", id, "held up", w}})
 		}
 	}
 	return out
@@ -364,26 +373,23 @@ func (f *follower) withdrawalSteps(o api.Overview) []step {
 	for _, id := range sorted(o.State.Withdrawals) {
 		w := o.State.Withdrawals[id]
 		if _, was := f.last.State.Withdrawals[id]; f.goal.withdrawn[w.Binding] && !was {
-			out = append(out, step{w.Binding, "withdrawing", "at " + w.Provider + " on " + home(o, w.Provider)})
+			out = append(out, step{name: w.Binding, state: "withdrawing", text: "at " + w.Provider + " on " + home(o, w.Provider)})
 		}
 	}
 	for _, id := range sorted(f.last.State.Withdrawals) {
 		w := f.last.State.Withdrawals[id]
 		if _, is := o.State.Withdrawals[id]; f.goal.withdrawn[w.Binding] && !is {
-			out = append(out, step{w.Binding, "withdrawn", "its logins at " + w.Provider + " no longer work, its data is kept"})
+			out = append(out, step{name: w.Binding, state: "withdrawn", text: "its logins at " + w.Provider + " no longer work, its data is kept"})
 		}
 	}
 	return out
 }
 
-// maxAsked bounds how many stuck things the nodes are asked about.
-const maxAsked = 10
-
 // stuck prints what the change still waits for: the hop, on which machine, since
 // when, and what is tried next.
 func (f *follower) stuck(ctx context.Context, o api.Overview, left []problem) {
 	fmt.Fprintf(f.w, "accepted, and still waiting after %s for %s:\n", span(time.Since(f.began)), plural(len(left), "thing", "things"))
-	unasked := map[string]bool{}
+	unasked, told := map[string]bool{}, map[string]bool{}
 	for i, p := range left {
 		state := "is " + p.State
 		if !p.Since.IsZero() {
@@ -397,28 +403,21 @@ func (f *follower) stuck(ctx context.Context, o api.Overview, left []problem) {
 		if i >= maxAsked {
 			continue
 		}
-		d := f.detail(ctx, p.Name)
+		d := f.detail(ctx, p.subject())
 		unasked[d.Problem] = d.Problem != ""
 		for _, t := range tell(o, p, d.Tries) {
-			f.line("    ", tried(o.Now, t))
+			if !told[t.Key] { // one that holds up two things is told of the first
+				f.line("    ", tried(o.Now, t))
+			}
+			told[t.Key] = true
 		}
 	}
 	for _, problem := range sorted(unasked) {
 		if unasked[problem] {
-			f.line("  ", "not every node could be asked: "+problem)
+			f.line("  ", strings.ReplaceAll(problem, "\n", "; "))
 		}
 	}
 	fmt.Fprintln(f.w, "it goes on by itself; meshd status shows how far it is")
-}
-
-// tell keeps the tries that a problem is about.
-func tell(o api.Overview, p problem, all []api.Try) []api.Try {
-	b, ok := o.State.Bindings[p.Name]
-	if !ok || p.What != "binding" {
-		return concerning(all, p.Name)
-	}
-	mine := about(b)
-	return slices.DeleteFunc(all, func(t api.Try) bool { return !mine(t) })
 }
 
 // detail asks what is tried in vain. Not to know is a part of the answer.
@@ -427,7 +426,7 @@ func (f *follower) detail(ctx context.Context, name string) api.Detail {
 	defer cancel()
 	d, err := f.client.Detail(ctx, name)
 	if err != nil {
-		d.Problem = sentence(err)
+		d.Problem = "no node could be asked: " + sentence(err)
 	}
 	return d
 }

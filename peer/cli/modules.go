@@ -39,6 +39,18 @@ requires, provides, claims, serves and may call.`,
 				return unknown("module or assignment", args[0], moduleNames(o))
 			}
 			rows = slices.DeleteFunc(rows, func(r assignmentRow) bool { return r.Module != name || name != args[0] && r.Assignment != args[0] })
+			var held []problem
+			for _, r := range rows {
+				if r.Trouble != nil {
+					held = append(held, problem{"process", r.Assignment, r.State, *r.Trouble})
+				}
+			}
+			elaborate(cmd, o, held)
+			for i, r := range rows {
+				if r.Trouble != nil {
+					rows[i].Trouble, held = &held[0].why, held[1:]
+				}
+			}
 			s := moduleStory{Module: m, Assignments: rows}
 			_, s.Everywhere = o.State.Everywhere[name]
 			return show(cmd, s, func(w io.Writer, colour bool) { s.write(w, colour) })
@@ -79,7 +91,7 @@ func assignmentAt(o api.Overview, name string) assignmentRow {
 	a := o.State.Assignments[name]
 	m := o.State.Modules[a.Module]
 	r := assignmentRow{
-		Assignment: name, Module: a.Module, Node: home(o, name), State: a.Report.State, Class: a.Report.Class, Since: a.Report.Since, Rule: a.Rule,
+		Assignment: name, Module: a.Module, Node: home(o, name), State: a.Report.State, Class: present(a.Report), Since: a.Report.Since, Rule: a.Rule,
 	}
 	for req := range m.Requires {
 		b, ok := o.State.Bindings[raftfsm.BindingID(name, req)]
@@ -98,8 +110,8 @@ func assignmentAt(o api.Overview, name string) assignmentRow {
 	case r.State == "":
 		r.State = "not started"
 	}
-	if p := processProblem(o, name); p.Text != "" {
-		r.Trouble = &p.why
+	if w := first(processProblem(o, name).why, idle(o, name)); w.Text != "" {
+		r.Trouble = &w
 	}
 	return r
 }
@@ -170,7 +182,7 @@ func (s moduleStory) write(w io.Writer, colour bool) {
 	assignmentTable(s.Assignments).write(w, "  ", colour)
 	for _, r := range s.Assignments {
 		if r.Trouble != nil {
-			fmt.Fprintf(w, "  %s\n", r.Trouble.Text)
+			fmt.Fprintf(w, "  %s\n", strings.Join(wrap(r.Trouble.Text, columns-4), "\n    "))
 		}
 	}
 }

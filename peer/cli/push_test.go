@@ -45,7 +45,7 @@ func TestPushOfTheSameStillChecksReadiness(t *testing.T) {
 		{Key: "check shop@gamma/db 1", Step: "log in", Class: "unreachable", Text: "log in: dial tcp 10.0.0.1:5432: connection refused", Since: noon.Add(10 * time.Second), Tries: 7, Next: noon.Add(30 * time.Second)},
 		{Key: "check other@gamma/db 1", Step: "log in", Class: "refused", Text: "not about the shop", Since: noon, Tries: 1, Next: noon},
 	}
-	m.unasked = errors.New("beta does not answer")
+	m.unasked = errors.New("beta could not be asked: it does not answer")
 	m.later = 10 * time.Second
 	m.golden(t, "push-stuck", 2, "push", "--timeout", "50ms", file(t, "shop.yaml", database+separator+shop))
 }
@@ -58,6 +58,29 @@ func TestPushThatIsHeldUp(t *testing.T) {
 	m.script = append(m.script, world[2:5]...)
 	m.script = append(m.script, process("shop@gamma", "backing-off", "exit 1"), process("shop@gamma", "running", ""))
 	m.golden(t, "push-held-up", 0, "push", file(t, "shop.yaml", database+separator+shop))
+}
+
+// TestPushSaysWhatTheSettingsLack: the log has the class, and the provider's node
+// has the words.
+func TestPushSaysWhatTheSettingsLack(t *testing.T) {
+	m := newMesh(t)
+	m.script = []func(*mesh) error{provides(pgMain, false, "read provider settings", "bad-config")}
+	m.tries = []api.Try{badSettings}
+	m.golden(t, "push-bad-settings", 2, "push", "--timeout", "300ms", file(t, "db.yaml", database))
+}
+
+// badSettings is what a node says of a provider that has a wrong key.
+var badSettings = api.Try{
+	Key: pgMain + ": preflight", Step: "read provider settings", Class: "bad-config", Text: `read provider settings: pg-main has no key "tsl"; write tls`,
+	Since: noon, Tries: 3, Next: noon.Add(time.Minute),
+}
+
+// TestPushOfWhatIsAway: every thing that is waited for has a state.
+func TestPushOfWhatIsAway(t *testing.T) {
+	m := newMesh(t)
+	m.push(t, "module: app\nrun: {exec: [/bin/app]}\n---\nassign: app\nnode: gamma\n")
+	m.over.Alive["gamma"] = false
+	m.golden(t, "push-away", 2, "push", "--timeout", "50ms", file(t, "app.yaml", "module: app\nrun: {exec: [/bin/app]}\n"))
 }
 
 func TestPushUntilItsSeatIsHeld(t *testing.T) {

@@ -2,8 +2,6 @@ package cli
 
 import (
 	"fmt"
-	"maps"
-	"slices"
 	"time"
 
 	"meshd/peer/api"
@@ -90,35 +88,6 @@ func providerProblem(o api.Overview, id string) problem {
 // bindingProblem has a text unless the binding is in use and in good condition.
 func bindingProblem(o api.Overview, b raftfsm.Binding) problem {
 	return problem{"binding", b.ID(), string(b.Phase()), explain(o, b)}
-}
-
-// processProblem has a text unless the process runs as it should, or is not to
-// run here at all. One that waits for its bindings is theirs to explain.
-func processProblem(o api.Overview, name string) problem {
-	a := o.State.Assignments[name]
-	m := o.State.Modules[a.Module]
-	node := home(o, name)
-	p := problem{What: "process", Name: name, State: a.Report.State}
-	switch {
-	case m.Run.External() || a.Report.State == "running" || a.Report.State == "healthy":
-		return p
-	case !up(o, node):
-		p.why = why{Node: node, Text: fmt.Sprintf("its node %s is away", node)}
-		return p
-	}
-	for _, req := range slices.Sorted(maps.Keys(m.Requires)) {
-		if b, ok := o.State.Bindings[raftfsm.BindingID(name, req)]; ok && b.Phase().Rank() < raftfsm.PhaseDelivered.Rank() {
-			return p
-		}
-	}
-	p.why = processTrouble(o, name)
-	if p.Text == "" {
-		p.why = why{Node: node, Since: a.Report.Since, Text: fmt.Sprintf("%s is %s", name, p.State)}
-		if p.State == "" {
-			p.State, p.Text = "stopped", fmt.Sprintf("%s has not started it yet", node)
-		}
-	}
-	return p
 }
 
 func withdrawalProblem(o api.Overview, id string) problem {
