@@ -3,30 +3,22 @@ package peer
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"log/slog"
-	"maps"
 	"os"
 	"path/filepath"
-	"reflect"
 	"slices"
 	"strings"
-	"sync"
-	"syscall"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
 
-	"meshd/bus"
 	"meshd/gossip"
 	"meshd/peer/consensus"
 	"meshd/peer/identity"
 	"meshd/peer/manifest"
 	"meshd/peer/network"
-	"meshd/peer/supervise"
 	"meshd/provision"
 	"meshd/provision/memory"
 	"meshd/raftfsm"
@@ -405,234 +397,4 @@ func (b *bed) logins(host string) []string {
 		}
 	}
 	return names
-}
-
-// fakeBus remembers its layout.
-type fakeBus struct {
-	mu      sync.Mutex
-	layout  bus.Layout
-	applies int
-	reloads int // layouts that differ in more than their handlers
-	answers []bus.Answer
-}
-
-func (f *fakeBus) ClientURL() string { return "nats://127.0.0.1:4222" }
-
-func (f *fakeBus) Apply(l bus.Layout) error {
-	plain := l
-	plain.Services = slices.Clone(l.Services)
-	for i := range plain.Services {
-		plain.Services[i].Handler = nil
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.applies++
-	if !reflect.DeepEqual(plain, f.layout) {
-		f.reloads++
-	}
-	f.layout = plain
-	return nil
-}
-
-func (f *fakeBus) counts() (applies, reloads int) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.applies, f.reloads
-}
-
-func (f *fakeBus) now() bus.Layout {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.layout
-}
-
-func (f *fakeBus) Call(context.Context, bus.Caller, bus.Target, []byte) (bus.Reply, error) {
-	return bus.Reply{}, errors.New("no bus")
-}
-
-func (f *fakeBus) Forward(context.Context, string, string, bus.Call) ([]byte, error) {
-	return nil, errors.New("no bus")
-}
-
-func (f *fakeBus) Survey(context.Context, time.Duration) ([]bus.Answer, error) { return f.answers, nil }
-func (f *fakeBus) Refusals() []bus.Refusal                                     { return nil }
-
-// processes runs apps: each reads its binding files when it is started, and
-// keeps a session open with what they say, as a real one does.
-type processes struct {
-	kind *memory.Kind
-
-	mu      sync.Mutex
-	apps    map[string]*app
-	keep    []string
-	signals []string
-	health  supervise.State // of those that have a check
-}
-
-type app struct {
-	spec   supervise.Spec
-	status supervise.Status
-	starts int
-	cancel context.CancelFunc
-	done   chan struct{}
-}
-
-func (p *processes) Set(specs []supervise.Spec, keep []string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	wanted := map[string]bool{}
-	p.keep = keep
-	for _, name := range keep {
-		wanted[name] = true
-	}
-	for _, spec := range specs {
-		wanted[spec.Name] = true
-		a := p.apps[spec.Name]
-		switch {
-		case a == nil:
-			a = &app{}
-			p.apps[spec.Name] = a
-		case a.spec.Fingerprint == spec.Fingerprint:
-			a.spec = spec
-			continue
-		default:
-			a.stop()
-		}
-		a.start(p, spec)
-	}
-	for name, a := range p.apps {
-		if !wanted[name] {
-			a.stop()
-			delete(p.apps, name)
-		}
-	}
-}
-
-func (a *app) stop() {
-	a.cancel()
-	<-a.done
-}
-
-func (a *app) start(p *processes, spec supervise.Spec) {
-	a.starts++
-	a.spec = spec
-	a.status = supervise.Status{State: supervise.Running, PID: 1, Fingerprint: spec.Fingerprint, Started: time.Now()}
-	if spec.Health != nil {
-		a.status.State = p.health
-	}
-	root := ""
-	for _, kv := range spec.Env {
-		if dir, ok := strings.CutPrefix(kv, "SERVICE_BINDING_ROOT="); ok {
-			root = dir
-		}
-	}
-	var ctx context.Context
-	ctx, a.cancel = context.WithCancel(context.Background())
-	a.done = make(chan struct{})
-	done, bindings := a.done, read(root)
-	go func() {
-		defer close(done)
-		var uses sync.WaitGroup
-		for _, fields := range bindings {
-			if fields["type"] == "memory" {
-				uses.Go(func() { use(ctx, p.kind, fields) })
-			}
-		}
-		uses.Wait()
-	}()
-}
-
-// read returns the binding directories below root.
-func read(root string) map[string]map[string]string {
-	out := map[string]map[string]string{}
-	dirs, _ := os.ReadDir(root) // none is no binding
-	for _, d := range dirs {
-		out[d.Name()] = map[string]string{}
-		files, _ := os.ReadDir(filepath.Join(root, d.Name()))
-		for _, f := range files {
-			b, _ := os.ReadFile(filepath.Join(root, d.Name(), f.Name()))
-			out[d.Name()][f.Name()] = string(b)
-		}
-	}
-	return out
-}
-
-// use keeps a session open until ctx ends.
-func use(ctx context.Context, kind *memory.Kind, fields map[string]string) {
-	for ctx.Err() == nil {
-		session, err := kind.Dial(ctx, fields)
-		for err == nil {
-			if pauseFor(ctx, 2*time.Second) {
-				session.Close()
-				return
-			}
-			_, err = session.Get(ctx, "x")
-		}
-		if session != nil {
-			session.Close()
-		}
-		pauseFor(ctx, 200*time.Millisecond)
-	}
-}
-
-func pauseFor(ctx context.Context, d time.Duration) (ended bool) {
-	return await(ctx, d, nil, nil) != nil
-}
-
-func (p *processes) Status() map[string]supervise.Status {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	out := map[string]supervise.Status{}
-	for name, a := range p.apps {
-		out[name] = a.status
-	}
-	return out
-}
-
-// setHealth makes every check come to that from now on.
-func (p *processes) setHealth(state supervise.State) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.health = state
-	for _, a := range p.apps {
-		if a.spec.Health != nil {
-			a.status.State = state
-		}
-	}
-}
-
-func (p *processes) Signal(name string, sig syscall.Signal) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.signals = append(p.signals, fmt.Sprint(name, " ", sig))
-	return nil
-}
-
-func (p *processes) Logs(string, int) ([]byte, error)                { return nil, nil }
-func (p *processes) Follow(context.Context, string, io.Writer) error { return nil }
-
-// starts is how often each app was started.
-func (p *processes) starts() map[string]int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	out := map[string]int{}
-	for name, a := range p.apps {
-		out[name] = a.starts
-	}
-	return out
-}
-
-func (p *processes) running() []string {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return slices.Sorted(maps.Keys(p.apps))
-}
-
-func (p *processes) end() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, a := range p.apps {
-		a.stop()
-	}
-	clear(p.apps)
 }

@@ -2,6 +2,7 @@ package peer
 
 import (
 	"context"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
@@ -233,7 +234,7 @@ func (s *service) config() (provision.Config, error) {
 	cfg := provision.Config{Mesh: s.n.meshID(), Address: addr, Options: map[string]string{}}
 	spec := s.now()
 	for key, value := range spec.Provide.Options {
-		if cfg.Options[key], err = dereference(value, maxReference); err != nil {
+		if cfg.Options[key], err = dereference(value); err != nil {
 			return provision.Config{}, fmt.Errorf("%s of %s: %w", key, spec.Assignment, err)
 		}
 	}
@@ -270,17 +271,42 @@ func (s *service) render() (provision.Address, error) {
 		}
 	}
 	if p.CA != "" {
-		if addr.CA, err = dereference(p.CA, maxCA); err != nil {
+		text, err := dereference(p.CA)
+		if err == nil {
+			addr.CA, err = certificates(text)
+		}
+		if err != nil {
 			return provision.Address{}, fmt.Errorf("ca of %s: %w", spec.Assignment, err)
 		}
 	}
 	return addr, nil
 }
 
+// certificates returns the certificates in text and leaves out what else is
+// there: comments would go into every entry.
+func certificates(text string) (string, error) {
+	var out strings.Builder
+	for rest := []byte(text); ; {
+		var block *pem.Block
+		if block, rest = pem.Decode(rest); block == nil {
+			break
+		}
+		if block.Type == "CERTIFICATE" {
+			_ = pem.Encode(&out, &pem.Block{Type: block.Type, Bytes: block.Bytes}) // a Builder takes everything
+		}
+	}
+	switch {
+	case out.Len() == 0:
+		return "", errors.New("there is no certificate in it; it is a PEM bundle")
+	case out.Len() > maxCA:
+		return "", fmt.Errorf("its certificates have %d bytes, and %d are the most; name the one that signed the service's", out.Len(), maxCA)
+	}
+	return out.String(), nil
+}
+
 // dereference returns the contents of the file that "file:/path" names, without
-// the newline at its end, and any other value as it is. A file of more than most
-// bytes is refused.
-func dereference(value string, most int64) (string, error) {
+// the newline at its end, and any other value as it is.
+func dereference(value string) (string, error) {
 	path, isFile := strings.CutPrefix(value, "file:")
 	if !isFile {
 		return value, nil
@@ -290,12 +316,12 @@ func dereference(value string, most int64) (string, error) {
 		return "", err
 	}
 	defer f.Close()
-	b, err := io.ReadAll(io.LimitReader(f, most+1))
+	b, err := io.ReadAll(io.LimitReader(f, maxReference+1))
 	if err != nil {
 		return "", err
 	}
-	if int64(len(b)) > most {
-		return "", fmt.Errorf("%s has more than %d bytes", path, most)
+	if len(b) > maxReference {
+		return "", fmt.Errorf("%s has more than %d bytes", path, maxReference)
 	}
 	return strings.TrimRight(string(b), "\r\n"), nil
 }

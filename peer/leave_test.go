@@ -1,0 +1,138 @@
+package peer
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"meshd/peer/consensus"
+	"meshd/peer/identity"
+	"meshd/raftfsm"
+)
+
+func TestLeave(t *testing.T) {
+	for _, names := range [][]string{{"alpha", "beta"}, {"alpha", "beta", "gamma"}, {"alpha", "beta", "gamma", "delta"}} {
+		for _, who := range []string{"leader", "other"} {
+			t.Run(fmt.Sprintf("%s of %d", who, len(names)), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					b := newBed(t, names...)
+					l := b.leader()
+					goes := l
+					if who == "other" {
+						goes = b.nodes[(slices.Index(b.nodes, l)+1)%len(names)]
+					}
+					began := time.Now()
+					if err := goes.peer.Leave(b.Context(), "root@"+goes.name); err != nil {
+						b.Fatalf("leave of %s: %v", goes.name, err)
+					}
+					if took := time.Since(began); took > 2*time.Second {
+						b.Errorf("it took %v", took)
+					}
+					goes.kill()
+					b.nodes = slices.DeleteFunc(b.nodes, func(n *node) bool { return n == goes })
+					b.eventually(30*time.Second, "the others are a mesh", func() bool {
+						v := b.leader().peer.View()
+						return len(v.State.Nodes) == len(names)-1 && len(v.Voters) == consensus.VotersFor(len(names)-1) && v.State.Removed[goes.keys.NodeID()] != time.Time{}
+					})
+					for _, n := range b.nodes {
+						n.do(raftfsm.AddToken{Hash: n.name, Expires: time.Now()})
+						if n.peer.Admitted(goes.keys.NodeID()) == nil {
+							b.Errorf("%s lets the node in again that has left", n.name)
+						}
+					}
+				})
+			})
+		}
+	}
+}
+
+func TestTheLastNodeDoesNotLeave(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBed(t, "alpha")
+		var refused *raftfsm.Rejection
+		if err := b.nodes[0].peer.Leave(b.Context(), "root"); !errors.As(err, &refused) || refused.Code != "last-node" {
+			b.Errorf("leave of the last node: %v", err)
+		}
+	})
+}
+
+func TestANodeIsRemovedOnlyWhereAQuorumIsLeft(t *testing.T) {
+	inMesh(t, func(b *bed) {
+		l := b.leader()
+		var others []*node
+		for _, n := range b.nodes {
+			if n != l {
+				others = append(others, n)
+			}
+		}
+		others[0].kill()
+		time.Sleep(10 * time.Second)
+		var refused *raftfsm.Rejection
+		for _, on := range []*node{l, others[1]} {
+			if err := on.peer.RemoveNode(b.Context(), "root", others[1].name); !errors.As(err, &refused) || refused.Code != "no-quorum" {
+				b.Errorf("removal, asked on %s, of a voter that is needed: %v", on.name, err)
+			}
+		}
+		b.must(others[1].peer.RemoveNode(b.Context(), "root", others[0].name))
+		b.eventually(30*time.Second, "a mesh of two has one voter", func() bool {
+			v := b.leader().peer.View()
+			return len(v.State.Nodes) == 2 && len(v.Voters) == 1
+		})
+		for _, n := range b.nodes {
+			if n.up() && n.rekeyed == 0 {
+				b.Errorf("%s goes on with the gossip key that the removed node has", n.name)
+			}
+		}
+	})
+}
+
+func TestARemovedNodeThatHearsOfItStops(t *testing.T) {
+	inMesh(t, func(b *bed) {
+		b.standard()
+		b.inUse()
+		alpha := b.node("alpha")
+		alpha.expels = []string{alpha.keys.NodeID()} // harmless: it never expels itself
+		for _, n := range b.nodes {
+			n.expels = append(n.expels, alpha.keys.NodeID()) // so that it is not cut off, and hears
+		}
+		b.must(b.node("gamma").peer.RemoveNode(b.Context(), "root", "alpha"))
+		b.eventually(10*time.Second, "it runs nothing and has no files", func() bool {
+			return len(alpha.procs.running()) == 0 && len(read(alpha.bindings())) == 0
+		})
+		if l := alpha.bus.now(); len(l.Peers)+len(l.Modules)+len(l.Services) != 0 {
+			b.Errorf("its bus still has %+v", l)
+		}
+		b.eventually(time.Minute, "its logins are gone", func() bool { return len(b.logins("db")) == 0 })
+	})
+}
+
+func TestAJoinIsRefusedWithItsReason(t *testing.T) {
+	inMesh(t, func(b *bed) {
+		alpha := b.node("alpha")
+		now := time.Now()
+		for token, t := range map[string]raftfsm.AddToken{"good": {Expires: now.Add(time.Hour)}, "old": {Expires: now.Add(-time.Second)}} {
+			var secret identity.Token
+			copy(secret.Secret[:], token)
+			alpha.do(raftfsm.AddToken{Hash: secret.Hash(), Expires: t.Expires})
+		}
+		var used identity.Token
+		copy(used.Secret[:], "used")
+		alpha.do(raftfsm.AddToken{Hash: used.Hash(), Expires: now.Add(time.Hour)})
+		alpha.do(raftfsm.Admit{Token: used.Hash(), Node: raftfsm.Node{ID: "other", Name: "other"}})
+		for token, want := range map[string]string{"": "bad-request", "nobody's": "token-foreign", "old": "token-expired", "used": "token-used"} {
+			var secret identity.Token
+			copy(secret.Secret[:], token)
+			req := JoinRequest{Secret: secret.Secret[:], Name: "delta", Key: make([]byte, 32)}
+			if token == "" {
+				req.Secret = nil
+			}
+			var refused *raftfsm.Rejection
+			if _, err := alpha.peer.admit(b.Context(), req); !errors.As(err, &refused) || refused.Code != want || refused.Remedy == "" {
+				b.Errorf("a join with the token %q: %v, want %s", token, err, want)
+			}
+		}
+	})
+}
