@@ -122,9 +122,12 @@ func trouble(t *raftfsm.Trouble, node string) why {
 // explainDelivered says what proof is missing.
 func explainDelivered(o api.Overview, b raftfsm.Binding) why {
 	node := home(o, b.Consumer)
-	waits := why{Node: node, Text: b.Consumer + " has not logged in yet"}
-	if b.Proof == raftfsm.ProofHealth {
+	waits := why{Node: node, Text: "no session of its login was seen yet"}
+	switch {
+	case b.Proof == raftfsm.ProofHealth:
 		waits.Text = fmt.Sprintf("the health check of %s has not passed yet", b.Consumer)
+	case late(o, b.Since, readyWithin(o, b.Consumer)):
+		waits.Text += "; if its sessions are shorter than a second, say proof: health or proof: delivered in the requirement"
 	}
 	all := []why{consumerSide(o, b), sibling(o, b), processTrouble(o, b.Consumer)}
 	if b.Proof == raftfsm.ProofLogin {

@@ -66,7 +66,9 @@ node: gamma
 			why{Node: "gamma", Step: "log in", Class: "unreachable", Text: "log in fails on gamma (unreachable)"}},
 		"consumer's node away":                 {database + separator + shop, steps(ready, hops[:2], away("gamma")), "minted", why{Node: "gamma", Text: "its own node gamma is away"}},
 		"minted does not ask for the provider": {database + separator + shop, steps(self("gamma"), hops[:2], away("alpha")), "minted", why{Node: "gamma", Text: "gamma is trying its login"}},
-		"delivered":                            {database + separator + shop, steps(ready, hops[:3]), "delivered", why{Node: "gamma", Text: "shop@gamma has not logged in yet"}},
+		"delivered":                            {database + separator + shop, steps(ready, hops[:3]), "delivered", why{Node: "gamma", Text: "no session of its login was seen yet"}},
+		"delivered, overdue": {database + separator + shop, steps(ready, hops[:3], func(m *mesh) error { m.later = time.Hour; return nil }), "delivered",
+			why{Node: "gamma", Text: "no session of its login was seen yet; if its sessions are shorter than a second, say proof: health or proof: delivered in the requirement"}},
 		"process fails": {database + separator + shop, steps(ready, hops[:3], process("shop@gamma", "backing-off", "exit 1")), "delivered",
 			why{Node: "gamma", Step: "run", Class: "exit 1", Text: "shop@gamma is backing-off (exit 1)"}},
 		"provider lost before the login was seen": {database + separator + shop, steps(hops[:3], provides(pgMain, false, "connect", "unreachable")), "delivered",
@@ -194,36 +196,41 @@ func TestUnreadyIsPastReadyWithin(t *testing.T) {
 	m := newMesh(t)
 	m.push(t, database+separator+shop)
 	m.play(t, provides(pgMain, true, "", ""))
-	names := func() (out []string) {
-		for _, p := range problems(m.look()) {
+	names := func(all []problem) (out []string) {
+		for _, p := range all {
 			out = append(out, p.What+" "+p.Name)
 		}
 		return out
 	}
+	expect := func(when string, unready, coming []string) {
+		t.Helper()
+		over, yet := problems(m.look())
+		if got := names(over); !slices.Equal(got, unready) {
+			t.Errorf("%s: un-ready %v, want %v", when, got, unready)
+		}
+		if got := names(yet); !slices.Equal(got, coming) {
+			t.Errorf("%s: on the way %v, want %v", when, got, coming)
+		}
+	}
+	binding, shop := []string{"binding " + shopDB}, []string{"process shop@gamma"}
 	m.later = 50 * time.Second
-	if got := names(); got != nil {
-		t.Errorf("un-ready before its time: %v", got)
-	}
+	expect("before its time", nil, binding)
 	m.later = 61 * time.Second
-	if got := names(); !slices.Equal(got, []string{"binding " + shopDB}) {
-		t.Errorf("un-ready: %v, want the binding", got)
-	}
+	expect("after its time", binding, nil)
 	m.play(t, inUse(shopDB)...)
+	expect("in use, and no word of the process", nil, shop)
 	m.play(t, process("shop@gamma", "running", ""))
 	m.later = time.Hour
-	if got := names(); got != nil {
-		t.Errorf("un-ready although in use: %v", got)
-	}
+	expect("in use", nil, nil)
 	m.play(t, process("shop@gamma", "unhealthy", "check failed"))
-	if got := names(); !slices.Equal(got, []string{"process shop@gamma"}) {
-		t.Errorf("un-ready: %v, want the process", got)
-	}
+	expect("unhealthy", shop, nil)
+	m.later = 0
+	expect("unhealthy since a moment", nil, shop)
+	m.over.Missing = []string{"beta"}
+	expect("a silent voter", []string{"node beta"}, shop)
 	m.over.Self, m.over.Quorum, m.over.Missing = "gamma", false, []string{"alpha", "beta"}
 	m.over.Alive = map[string]bool{"gamma": true}
-	m.later = 0
-	if got := names(); !slices.Equal(got, []string{"mesh 5f3a", "node alpha", "node beta"}) {
-		t.Errorf("un-ready: %v, want what is lost", got)
-	}
+	expect("no quorum", []string{"mesh 5f3a", "node alpha", "node beta"}, append(binding, shop...))
 }
 
 func TestConcerning(t *testing.T) {

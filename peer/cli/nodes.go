@@ -56,7 +56,7 @@ and it never comes back under its identity. It is refused where the mesh would l
 // nodeRow is one machine.
 type nodeRow struct {
 	Name    string    `json:"name"`
-	State   string    `json:"state"` // up or away
+	State   string    `json:"state"` // up, away or silent: see nodeState
 	Role    string    `json:"role"`  // leader, voter or "member"
 	Address string    `json:"address"`
 	Runs    int       `json:"assignments"`
@@ -67,10 +67,7 @@ type nodeRow struct {
 func nodeRows(o api.Overview) []nodeRow {
 	rows := []nodeRow{}
 	for _, n := range nodesByName(o) {
-		r := nodeRow{Name: n.Name, State: "up", Role: "member", Address: n.Address, Joined: n.Joined, ID: n.ID}
-		if !up(o, n.Name) {
-			r.State = "away"
-		}
+		r := nodeRow{Name: n.Name, State: nodeState(o, n.Name), Role: "member", Address: n.Address, Joined: n.Joined, ID: n.ID}
 		switch {
 		case n.Name == o.Leader:
 			r.Role = "leader"
@@ -85,6 +82,18 @@ func nodeRows(o api.Overview) []nodeRow {
 		rows = append(rows, r)
 	}
 	return rows
+}
+
+// nodeState says how the node seems: away when gossip holds it for dead, and
+// silent when it is a voter that does not answer the other voters.
+func nodeState(o api.Overview, name string) string {
+	switch {
+	case !up(o, name):
+		return "away"
+	case slices.Contains(o.Missing, name):
+		return "silent"
+	}
+	return "up"
 }
 
 func nodeTable(rows []nodeRow) table {

@@ -16,24 +16,40 @@ type problem struct {
 	why
 }
 
-// problems lists everything that is un-ready: what is lost at once, and what
-// takes longer than it may. It is a pure function of the overview.
-func problems(o api.Overview) []problem {
-	out := []problem{}
-	if !o.Quorum {
-		out = append(out, problem{"mesh", o.State.Mesh.ID, "un-ready", why{Text: noQuorum(o)}})
-	}
-	for _, n := range nodesByName(o) {
-		if !up(o, n.Name) {
-			out = append(out, problem{"node", n.Name, "away", why{Node: n.Name, Text: "it does not answer, and what is desired of it waits"}})
+// problems sorts everything that is not as it is to be: un-ready is what is lost,
+// and what takes longer than it may; coming is what may still take its time. Both
+// are empty when all is ready. It is a pure function of the overview.
+//
+// A node that is away stands for the providers and the processes there.
+func problems(o api.Overview) (unready, coming []problem) {
+	unready, coming = []problem{}, []problem{}
+	add := func(p problem, over bool) {
+		switch {
+		case p.Text == "":
+		case over:
+			unready = append(unready, p)
+		default:
+			coming = append(coming, p)
 		}
 	}
-	for _, id := range sorted(o.State.Providers) {
-		out = append(out, lateProvider(o, id)...)
+	if !o.Quorum {
+		add(problem{"mesh", o.State.Mesh.ID, "un-ready", why{Text: noQuorum(o)}}, true)
+	}
+	for _, n := range nodesByName(o) {
+		add(nodeProblem(o, n.Name), true)
+	}
+	for _, name := range sorted(o.State.Assignments) {
+		for _, kind := range sorted(o.State.Modules[o.State.Assignments[name].Module].Provides) {
+			id := raftfsm.ProviderID(name, kind)
+			status, looked := o.State.Providers[id]
+			if p := providerProblem(o, id); up(o, p.Node) {
+				add(p, looked && late(o, status.Since, raftfsm.DefaultReady))
+			}
+		}
 	}
 	for _, name := range sorted(o.State.Seats) {
-		if s := o.State.Seats[name]; s.Scope == raftfsm.ScopeMesh && s.Holder == "" && late(o, s.Since, raftfsm.DefaultReady) {
-			out = append(out, problem{"seat", name, "dark", why{Text: dark(o, s), Since: s.Since}})
+		if s := o.State.Seats[name]; s.Scope == raftfsm.ScopeMesh && s.Holder == "" {
+			add(problem{"seat", name, "dark", why{Text: dark(o, s), Since: s.Since}}, late(o, s.Since, raftfsm.DefaultReady))
 		}
 	}
 	for _, id := range sorted(o.State.Bindings) {
@@ -42,22 +58,17 @@ func problems(o api.Overview) []problem {
 		if b.Phase() == raftfsm.PhaseInUse {
 			since = p.Since // its condition went bad, which may be later
 		}
-		if p.Text != "" && late(o, since, readyWithin(o, b.Consumer)) {
-			out = append(out, p)
-		}
+		add(p, late(o, since, readyWithin(o, b.Consumer)))
 	}
 	for _, name := range sorted(o.State.Assignments) {
-		p := processProblem(o, name)
-		if p.Text != "" && !p.Since.IsZero() && late(o, p.Since, readyWithin(o, name)) {
-			out = append(out, p)
+		if p := processProblem(o, name); up(o, p.Node) {
+			add(p, !p.Since.IsZero() && late(o, p.Since, readyWithin(o, name)))
 		}
 	}
 	for _, id := range sorted(o.State.Withdrawals) {
-		if w := o.State.Withdrawals[id]; late(o, w.Since, raftfsm.DefaultReady) {
-			out = append(out, withdrawalProblem(o, id))
-		}
+		add(withdrawalProblem(o, id), late(o, o.State.Withdrawals[id].Since, raftfsm.DefaultReady))
 	}
-	return out
+	return unready, coming
 }
 
 func late(o api.Overview, since time.Time, within time.Duration) bool {
@@ -72,12 +83,16 @@ func readyWithin(o api.Overview, assignment string) time.Duration {
 	return raftfsm.DefaultReady
 }
 
-func lateProvider(o api.Overview, id string) []problem {
-	p := providerProblem(o, id)
-	if p.Text == "" || !up(o, p.Node) || !late(o, o.State.Providers[id].Since, raftfsm.DefaultReady) {
-		return nil
+// nodeProblem has a text unless the node answers.
+func nodeProblem(o api.Overview, name string) problem {
+	p := problem{"node", name, nodeState(o, name), why{Node: name}}
+	switch p.State {
+	case "away":
+		p.Text = "it does not answer, and what is desired of it waits"
+	case "silent":
+		p.Text = "it is a voter that does not answer the others, although it seems to live"
 	}
-	return []problem{p}
+	return p
 }
 
 func providerProblem(o api.Overview, id string) problem {

@@ -121,6 +121,26 @@ func TestListings(t *testing.T) {
 	}
 }
 
+// TestStatusOnTheWay: the last line is true before anything is overdue as well.
+func TestStatusOnTheWay(t *testing.T) {
+	m := newMesh(t)
+	m.push(t, database+separator+shop)
+	m.golden(t, "status-new", 0, "status")
+	m.play(t, provides(pgMain, false, badSettings.Step, badSettings.Class))
+	m.tries = []api.Try{badSettings}
+	m.golden(t, "status-on-the-way", 0, "status", "shop")
+	m.later = time.Hour
+	m.golden(t, "status-bad-settings", 2, "status", "pg-main")
+	m.play(t, append([]func(*mesh) error{provides(pgMain, true, "", "")}, inUse(shopDB)...)...)
+	m.play(t, process("shop@gamma", "running", ""))
+	m.golden(t, "status-all-ready", 0, "status")
+	m.do(t, "beta", raftfsm.Remove{What: raftfsm.WhatModule, Name: "shop"})
+	m.later = 0
+	m.golden(t, "status-withdrawing", 0, "status", "shop@gamma/db")
+	m.over.Self, m.over.Alive["alpha"] = "beta", false
+	m.golden(t, "status-of-a-lost-node", 2, "status", "pg-main")
+}
+
 func TestRetainedByAProviderThatIsGone(t *testing.T) {
 	m := newMesh(t)
 	m.push(t, database+separator+shop)
@@ -140,6 +160,8 @@ func TestStatusWithoutAQuorum(t *testing.T) {
 	m.over.Quorum, m.over.Leader, m.over.Age = false, "", 2*time.Minute
 	m.over.Missing, m.over.Alive = []string{"beta", "gamma"}, map[string]bool{"alpha": true}
 	m.golden(t, "status-no-quorum", 2, "status")
+	m.over.Alive = map[string]bool{"alpha": true, "beta": true, "gamma": true}
+	m.golden(t, "status-silent", 2, "status", "beta")
 	m.over.Age = -1
 	if got := standing(m.look()); !strings.Contains(got, "as it was when this node last ran") {
 		t.Error(got)

@@ -30,14 +30,16 @@ type glance struct {
 	Withdrawals []problem       `json:"withdrawals"`
 	Refused     []api.Refusal   `json:"refused"`
 	Unready     []problem       `json:"unready"`
+	Coming      []problem       `json:"coming"` // not ready yet, and not overdue
 }
 
 func newStatusCommand() *cobra.Command {
 	return withOutput(&cobra.Command{
 		Use:   "status [NAME]",
 		Short: "The mesh at a glance, and what is un-ready; with a name, what concerns that",
-		Long: `The mesh at a glance: nodes, seats, providers, bindings, modules, and what is un-ready, why,
-where and since when. It reads this node's own copy and works without a quorum.
+		Long: `The mesh at a glance: nodes, seats, providers, bindings, modules, what is on the way, and what is
+un-ready, why, where and since when. Un-ready is what is lost, and what takes longer than its
+ready-within. It reads this node's own copy and works without a quorum.
 Exit code 2 if anything shown is un-ready.`,
 		Args:              takes(0, 1),
 		ValidArgsFunction: completeNames(anyName),
@@ -47,9 +49,10 @@ Exit code 2 if anything shown is un-ready.`,
 				return err
 			}
 			g := glanceAt(o)
-			if len(args) == 1 && !g.narrow(args[0]) {
+			if len(args) == 1 && !g.narrow(o, args[0]) {
 				return unknown("node, module, assignment, seat, provider or binding", args[0], anyName(o))
 			}
+			elaborate(cmd, o, g.Unready, g.Coming)
 			if err := show(cmd, g, func(w io.Writer, colour bool) { g.write(w, o, colour) }); err != nil {
 				return err
 			}
@@ -65,8 +68,9 @@ func glanceAt(o api.Overview) *glance {
 	g := &glance{
 		Mesh: o.State.Mesh.ID, Self: o.Self, Index: o.Index, Leader: o.Leader, Age: -1, Quorum: o.Quorum, Missing: some(o.Missing),
 		Nodes: nodeRows(o), Seats: seatRows(o), Providers: providerRows(o), Bindings: bindingRows(o), Modules: assignmentRows(o),
-		Withdrawals: []problem{}, Refused: some(o.Refused), Unready: problems(o),
+		Withdrawals: []problem{}, Refused: some(o.Refused),
 	}
+	g.Unready, g.Coming = problems(o)
 	if o.Age >= 0 {
 		g.Age = o.Age.Seconds()
 	}
@@ -77,7 +81,7 @@ func glanceAt(o api.Overview) *glance {
 }
 
 // narrow keeps what concerns name, and reports whether anything does.
-func (g *glance) narrow(name string) bool {
+func (g *glance) narrow(o api.Overview, name string) bool {
 	keep := func(names ...string) bool {
 		return slices.ContainsFunc(names, func(n string) bool { return n == name || strings.HasPrefix(n, name+"/") })
 	}
@@ -90,12 +94,29 @@ func (g *glance) narrow(name string) bool {
 		known[r.Assignment] = true
 	}
 	g.Bindings = slices.DeleteFunc(g.Bindings, func(r bindingRow) bool { return !keep(r.Binding, r.Provider, r.Kind) && !known[r.Consumer] })
-	g.Withdrawals = slices.DeleteFunc(g.Withdrawals, func(p problem) bool { return !keep(p.Name, p.Node) })
+	ending := map[string]bool{} // bindings that a provider of that name ends
+	for _, w := range o.State.Withdrawals {
+		ending[w.Binding] = ending[w.Binding] || keep(w.Provider)
+	}
+	g.Withdrawals = slices.DeleteFunc(g.Withdrawals, func(p problem) bool { return !keep(p.Name, p.Node) && !ending[p.Name] })
 	g.Refused = slices.DeleteFunc(g.Refused, func(r api.Refusal) bool { return !known[r.Assignment] })
 	for _, r := range g.Bindings {
 		known[r.Binding] = true
 	}
-	g.Unready = slices.DeleteFunc(g.Unready, func(p problem) bool { return !keep(p.Name, p.Node) && !known[p.Name] })
+	hosts := map[string]bool{} // a node that is lost is the trouble of what is there
+	for _, r := range g.Seats {
+		hosts[r.Node] = true
+	}
+	for _, r := range g.Providers {
+		hosts[r.Node] = true
+	}
+	for _, r := range g.Modules {
+		hosts[r.Node] = true
+	}
+	other := func(p problem) bool {
+		return !keep(p.Name, p.Node) && !known[p.Name] && !(p.What == "withdrawal" && ending[p.Name]) && (p.What != "node" || !hosts[p.Name])
+	}
+	g.Unready, g.Coming = slices.DeleteFunc(g.Unready, other), slices.DeleteFunc(g.Coming, other)
 	return len(g.Nodes)+len(g.Seats)+len(g.Providers)+len(g.Modules)+len(g.Bindings)+len(g.Withdrawals) > 0
 }
 
@@ -114,8 +135,13 @@ func (g *glance) write(w io.Writer, o api.Overview, colour bool) {
 	section("modules", assignmentTable(g.Modules))
 	section("withdrawals", problemTable(o, g.Withdrawals))
 	section("refused on the bus of "+g.Self, refusedTable(o, g.Refused))
+	section("on the way", problemTable(o, g.Coming))
 	section("un-ready", problemTable(o, g.Unready))
-	if len(g.Unready) == 0 {
+	switch {
+	case len(g.Unready) > 0:
+	case len(g.Coming) > 0:
+		fmt.Fprintf(w, "\nnothing is overdue; %s\n", plural(len(g.Coming), "thing is on its way", "things are on their way"))
+	default:
 		fmt.Fprintln(w, "\nall ready")
 	}
 }

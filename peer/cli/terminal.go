@@ -129,7 +129,7 @@ func paint(state string) string {
 	switch state {
 	case "up", "in-use", "ready", "running", "healthy", "held", "withdrawn":
 		code = green
-	case "away", "not ready", "dark", "failed", "unhealthy", "backing-off", "un-ready", "unbound", "gone", "held up", "stuck":
+	case "away", "silent", "not ready", "dark", "failed", "unhealthy", "backing-off", "un-ready", "unbound", "gone", "held up", "stuck":
 		code = red
 	}
 	return "\x1b[" + code + "m" + state + "\x1b[0m"
