@@ -26,7 +26,7 @@ func (b backend) Overview(context.Context) (api.Overview, error) {
 	v := b.n.peer.View()
 	name := v.State.NodeName
 	o := api.Overview{
-		Self: b.n.Name, Version: thisBuild().Version, State: v.State, Leader: name(v.Leader), Index: v.State.Index, Age: v.Age,
+		Self: b.n.Name, Version: version(), State: v.State, Leader: name(v.Leader), Index: v.State.Index, Age: v.Age,
 		Quorum: v.Quorum, Alive: map[string]bool{}, Now: time.Now(),
 	}
 	for id, alive := range v.Alive {

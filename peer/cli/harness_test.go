@@ -100,14 +100,6 @@ func (m *mesh) push(t *testing.T, yaml string) {
 	m.do(t, "alpha", raftfsm.Push{Documents: parsed.Documents, Pending: true})
 }
 
-// reports is a step of a script: what a node reports.
-func reports(node string, r raftfsm.NodeReport) func(*mesh) error {
-	return func(m *mesh) error {
-		_, err := m.commit(node, r)
-		return err
-	}
-}
-
 // The reports that bring a binding from waiting to in-use, made from the state
 // as it is when they come.
 func staged(binding string) func(*mesh) error {

@@ -223,7 +223,8 @@ func (s *Supervisor) Run(ctx context.Context) error {
 	s.mu.Unlock()
 
 	<-ctx.Done()
-	s.mu.Lock() // after this, wake sees that ctx has ended and adds no worker
+	s.mu.Lock()
+	s.ctx = nil // wake adds no worker from here on
 	s.mu.Unlock()
 	s.wg.Wait()
 	return nil
@@ -234,7 +235,8 @@ func (s *Supervisor) Run(ctx context.Context) error {
 func (s *Supervisor) launch(name string, c *child) {
 	w := newWorker(s, name, c)
 	s.workers[name] = w
-	s.wg.Go(func() { w.run(s.ctx) })
+	ctx := s.ctx
+	s.wg.Go(func() { w.run(ctx) })
 }
 
 // Set replaces the desired set: what is absent from it is stopped, what has
