@@ -2,6 +2,8 @@ package integration
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"fmt"
 	"io/fs"
 	"log"
@@ -11,6 +13,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 )
 
 // The programs that the scripts run stand for a user's own: they know nothing of
@@ -51,6 +55,45 @@ func hold(ctx context.Context, dir string) error {
 	fmt.Println("logged in as", user, "to", database)
 	_, err = conn.WaitForNotification(ctx) // there are none
 	return err
+}
+
+// kvapp writes and reads a key of a bucket with the files of its requirement
+// notes, holds the connection, and says what it read.
+func kvapp() {
+	endWithTheTest()
+	field := func(name string) string {
+		text, err := os.ReadFile(filepath.Join(os.Getenv("SERVICE_BINDING_ROOT"), "notes", name))
+		if err != nil {
+			log.Fatal(err)
+		}
+		return string(text)
+	}
+	roots := x509.NewCertPool()
+	if !roots.AppendCertsFromPEM([]byte(field("ca.crt"))) {
+		log.Fatal("ca.crt has no certificate")
+	}
+	nc, err := nats.Connect(field("uri"), nats.CustomInboxPrefix(field("inbox")), nats.Secure(&tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS13}))
+	if err != nil {
+		log.Fatal(err)
+	}
+	js, err := jetstream.New(nc)
+	if err != nil {
+		log.Fatal(err)
+	}
+	ctx := context.Background()
+	bucket, err := js.KeyValue(ctx, field("bucket"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	if _, err := bucket.PutString(ctx, "greeting", "hello from "+os.Getenv("MESHD_ASSIGNMENT")); err != nil {
+		log.Fatal(err)
+	}
+	entry, err := bucket.Get(ctx, "greeting")
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Printf("read %q\n", entry.Value())
+	select {}
 }
 
 // aliveFile is locked for as long as the test runs.

@@ -27,6 +27,7 @@ func TestMain(m *testing.M) {
 		},
 		"app":    app,
 		"busapp": busapp,
+		"kvapp":  kvapp,
 	})
 }
 

@@ -255,7 +255,11 @@ func (n *Peer) Call(ctx context.Context, target string, data []byte) (bus.Reply,
 		return bus.Reply{}, &raftfsm.Rejection{Code: "bad-call", Text: fmt.Sprintf("%q is not something to call", target), Remedy: "write SEAT.VERB, NODE/SEAT.VERB or NODE/MODULE.TOOL"}
 	}
 	var found []raftfsm.Target
-	n.store.view(func(s *raftfsm.State) { found = s.Targets(t) })
+	n.store.view(func(s *raftfsm.State) {
+		if found = s.Targets(t); len(found) == 0 {
+			found = withoutTool(s, t)
+		}
+	})
 	switch {
 	case len(found) > 1:
 		return bus.Reply{}, &raftfsm.Rejection{Code: "ambiguous", Text: fmt.Sprintf("%s names %d assignments on %s", target, len(found), t.Node), Remedy: "write the assignment's name in place of the module's"}
@@ -263,4 +267,20 @@ func (n *Peer) Call(ctx context.Context, target string, data []byte) (bus.Reply,
 		t = found[0]
 	}
 	return n.cfg.Bus.Call(ctx, bus.Caller{Node: n.cfg.Self.Name}, busTarget(t), data)
+}
+
+// withoutTool are the assignments that a target means whose tool there is not, so
+// that the refusal lists the tools that there are. A seat of that name goes first.
+func withoutTool(s *raftfsm.State, t raftfsm.Target) []raftfsm.Target {
+	if _, isSeat := s.Seats[t.Seat]; isSeat || t.Node == "" {
+		return nil
+	}
+	var out []raftfsm.Target
+	for _, name := range sortedKeys(s.Assignments) {
+		a := s.Assignments[name]
+		if s.NodeName(a.Node) == t.Node && (a.Module == t.Seat || name == t.Seat) {
+			out = append(out, raftfsm.Target{Node: t.Node, Assignment: name, Name: t.Name})
+		}
+	}
+	return out
 }
