@@ -43,6 +43,10 @@ func TestScripts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	work := filepath.Join(root, "work")
+	if err := os.Mkdir(work, 0o700); err != nil {
+		t.Fatal(err)
+	}
 	alive, err := holdAlive(root)
 	if err != nil {
 		t.Fatal(err)
@@ -58,7 +62,7 @@ func TestScripts(t *testing.T) {
 		}
 	})
 	testscript.Run(t, testscript.Params{
-		Dir: "testdata",
+		Dir: "testdata", WorkdirRoot: work,
 		Setup: func(env *testscript.Env) error {
 			dir, err := os.MkdirTemp(root, "")
 			if err != nil {

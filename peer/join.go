@@ -159,6 +159,9 @@ func (n *Peer) tokenIsGood(hash, node string) (refused *raftfsm.Rejection) {
 func (n *Peer) authority() (Secrets, *identity.CA, error) {
 	var sealed, cert string
 	n.store.view(func(s *raftfsm.State) { sealed, cert = s.Nodes[n.id()].Secrets, s.Mesh.CACert })
+	if cert == "" {
+		return Secrets{}, nil, n.unread()
+	}
 	secrets, err := OpenSecrets(n.cfg.Keys, sealed)
 	if err != nil {
 		return secrets, nil, err
@@ -180,9 +183,12 @@ func (n *Peer) Token(ctx context.Context, actor string, ttl time.Duration) (stri
 			}
 		}
 	})
+	if mesh == "" {
+		return "", n.unread()
+	}
 	fingerprint, err := identity.CAFingerprint([]byte(cert))
 	if err != nil {
-		return "", fmt.Errorf("make join token: this node has no mesh yet: %w", err)
+		return "", fmt.Errorf("make join token: %w", err)
 	}
 	token, err := identity.NewToken(mesh, fingerprint, addresses, time.Now().Add(ttl))
 	if err != nil {

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"strings"
 	"time"
 
@@ -160,6 +161,19 @@ func (e *namedError) Unwrap() error { return e.err }
 // Preview says what a command would change, without changing it.
 func (n *Peer) Preview(actor string, c raftfsm.Command) (plan raftfsm.Plan, refused *raftfsm.Rejection) {
 	h := n.header(actor)
-	n.store.view(func(s *raftfsm.State) { plan, refused = s.Preview(h, c) })
+	n.store.view(func(s *raftfsm.State) {
+		if plan, refused = s.Preview(h, c); s.Mesh.ID == "" {
+			refused = n.unread()
+		}
+	})
 	return plan, refused
+}
+
+// unread is the refusal of a node that has not read its mesh's log since it
+// started. It has a mesh: init or join gave it one.
+func (n *Peer) unread() *raftfsm.Rejection {
+	return &raftfsm.Rejection{
+		Code: "no-quorum", Text: fmt.Sprintf("node %s has found no leader since it started, and reads its mesh's log once it has", n.cfg.Self.Name),
+		Remedy: "start the other nodes: most of the voters must be up",
+	}
 }

@@ -64,15 +64,7 @@ func (b backend) Propose(ctx context.Context, actor string, c raftfsm.Command) (
 
 // Preview says what a command would change.
 func (b backend) Preview(actor string, c raftfsm.Command) (raftfsm.Plan, *raftfsm.Rejection) {
-	plan, refused := b.n.peer.Preview(actor, c)
-	if refused != nil && refused.Code == "no-mesh" {
-		// There is one: this node was made by init or join.
-		refused = &raftfsm.Rejection{
-			Code: "no-quorum", Text: fmt.Sprintf("node %s has found no leader since it started, and reads its mesh's log once it has", b.n.Name),
-			Remedy: "start the other nodes: most of the voters must be up",
-		}
-	}
-	return plan, refused
+	return b.n.peer.Preview(actor, c)
 }
 
 // Call calls as an operator of this node.
