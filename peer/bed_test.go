@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -45,15 +46,17 @@ type bed struct {
 // the meshd on it.
 type node struct {
 	*bed
-	name    string
-	dir     string
-	keys    *identity.Keys
-	disk    *consensus.Disk
-	procs   *processes
-	bus     *fakeBus
-	kind    *memory.Kind
-	record  raftfsm.Node
-	expels  []string
+	name   string
+	dir    string
+	keys   *identity.Keys
+	disk   *consensus.Disk
+	procs  *processes
+	bus    *fakeBus
+	kind   *memory.Kind
+	record raftfsm.Node
+
+	mu      sync.Mutex
+	expels  map[string]bool
 	rekeyed int
 
 	local  *Local // what follows is of one run of meshd
@@ -87,7 +90,7 @@ func newSlowBed(t *testing.T, timing consensus.Timing, hints gossip.Timing, name
 	b := &bed{T: t, fabric: network.NewFabric(), world: memory.NewWorld(), timing: timing, hints: hints}
 	root := scratch(t)
 	for _, name := range names {
-		n := &node{bed: b, name: name, dir: filepath.Join(root, name), disk: consensus.MemoryDisk(), kind: b.world.Kind(name), bus: &fakeBus{}}
+		n := &node{bed: b, name: name, dir: filepath.Join(root, name), disk: consensus.MemoryDisk(), kind: b.world.Kind(name), bus: &fakeBus{}, expels: map[string]bool{}}
 		n.procs = &processes{kind: n.kind, apps: map[string]*app{}}
 		keys, err := identity.Create(n.dir)
 		b.must(err)
@@ -257,12 +260,33 @@ func (b *bed) end() {
 
 // Embedded, Rekeyed and Expel make a node the Host of its Peer.
 func (n *node) Embedded(string) (provision.Address, bool) { return provision.Address{}, false }
-func (n *node) Rekeyed()                                  { n.rekeyed++ }
+
+func (n *node) Rekeyed() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.rekeyed++
+}
+
+// Expel cuts the link to a node, the first time that it is asked for.
 func (n *node) Expel(id string) {
-	if !slices.Contains(n.expels, id) {
-		n.expels = append(n.expels, id)
+	if n.expelled(id) {
 		n.fabric.Cut(n.keys.NodeID(), id)
 	}
+}
+
+// expelled marks a node as expelled, and reports whether it was not before.
+func (n *node) expelled(id string) (first bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	first = !n.expels[id]
+	n.expels[id] = true
+	return first
+}
+
+func (n *node) rekeys() int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.rekeyed
 }
 
 // Alive and Addresses make a node the Members of its Peer.

@@ -82,7 +82,7 @@ func TestANodeIsRemovedOnlyWhereAQuorumIsLeft(t *testing.T) {
 			return len(v.State.Nodes) == 2 && len(v.Voters) == 1
 		})
 		for _, n := range b.nodes {
-			if n.up() && n.rekeyed == 0 {
+			if n.up() && n.rekeys() == 0 {
 				b.Errorf("%s goes on with the gossip key that the removed node has", n.name)
 			}
 		}
@@ -94,9 +94,8 @@ func TestARemovedNodeThatHearsOfItStops(t *testing.T) {
 		b.standard()
 		b.inUse()
 		alpha := b.node("alpha")
-		alpha.expels = []string{alpha.keys.NodeID()} // harmless: it never expels itself
 		for _, n := range b.nodes {
-			n.expels = append(n.expels, alpha.keys.NodeID()) // so that it is not cut off, and hears
+			n.expelled(alpha.keys.NodeID()) // it is not cut off, and hears
 		}
 		b.must(b.node("gamma").peer.RemoveNode(b.Context(), "root", "alpha"))
 		b.eventually(10*time.Second, "it runs nothing and has no files", func() bool {

@@ -466,7 +466,7 @@ func TestAnOldStateIsNotActedOn(t *testing.T) {
 		if len(read(alpha.bindings() + "/shop@alpha")["db"]) == 0 {
 			b.Error("on an old state the files are gone")
 		}
-		if alpha.rekeyed != 0 || alpha.local.Setting(SecretsSetting) != secrets {
+		if alpha.rekeys() != 0 || alpha.local.Setting(SecretsSetting) != secrets {
 			b.Error("on an old state the keys were changed")
 		}
 		b.fabric.Heal()
