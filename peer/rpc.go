@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/url"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -190,12 +191,17 @@ func (n *Peer) forward(ctx context.Context, leader string, entry []byte) (raftfs
 // errNotSent says that the other node was not reached, so nothing was done.
 var errNotSent = errors.New("not reached")
 
+// request sends one request to another node. The caller closes the answer's body.
 func (n *Peer) request(ctx context.Context, method, node, path string, body []byte) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, method, "http://"+node+path, bytes.NewReader(body))
 	if err != nil {
 		return nil, err
 	}
-	return n.client.Do(req)
+	resp, err := n.client.Do(req)
+	if fault, ok := errors.AsType[*url.Error](err); ok {
+		err = fault.Err // the URL is ours, and says nothing to a person
+	}
+	return resp, err
 }
 
 // maxReply bounds an answer of another node.

@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"net"
 	"net/http"
 	"net/url"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -173,11 +175,28 @@ func (n *Peer) detailOf(ctx context.Context, node string) ([]Try, error) {
 	defer cancel()
 	resp, err := n.request(ctx, http.MethodGet, node, pathDetail, nil)
 	if err != nil {
-		return nil, n.named(err)
+		return nil, n.unasked(node, err)
 	}
 	defer resp.Body.Close()
 	var tries []Try
-	return tries, decodeBody(resp.Body, &tries)
+	if err := decodeBody(resp.Body, &tries); err != nil {
+		return nil, n.unasked(node, err)
+	}
+	return tries, nil
+}
+
+// unasked says for a person why a node could not be asked.
+func (n *Peer) unasked(node string, err error) error {
+	var dial *net.OpError
+	switch {
+	case errors.Is(err, context.DeadlineExceeded):
+		err = errors.New("it does not answer")
+	case errors.As(err, &dial):
+		err = dial // where it was looked for, and how that ended
+	}
+	name := node
+	n.store.view(func(s *raftfsm.State) { name = s.NodeName(node) })
+	return fmt.Errorf("%s could not be asked: %s", name, strings.ReplaceAll(err.Error(), node, name))
 }
 
 func (n *Peer) serveDetail(w http.ResponseWriter, r *http.Request) {

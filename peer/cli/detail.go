@@ -19,14 +19,19 @@ const detailWithin = 5 * time.Second
 
 // detailOf asks what is tried in vain. Not to know is a part of the answer.
 func detailOf(cmd *cobra.Command, name string) api.Detail {
-	ctx, cancel := context.WithTimeout(cmd.Context(), detailWithin)
-	defer cancel()
 	c := dial(cmd)
 	defer c.Close()
+	return hear(cmd.Context(), c, name)
+}
+
+func hear(ctx context.Context, c *api.Client, name string) api.Detail {
+	ctx, cancel := context.WithTimeout(ctx, detailWithin)
+	defer cancel()
 	d, err := c.Detail(ctx, name)
 	if err != nil {
-		d.Problem = err.Error()
+		d.Problem = "no node could be asked: " + sentence(err)
 	}
+	d.Problem = strings.ReplaceAll(d.Problem, "\n", "; ") // a line for each node
 	return d
 }
 

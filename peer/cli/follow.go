@@ -241,7 +241,7 @@ func (f *follower) print(ctx context.Context, o api.Overview) {
 	}
 	for _, s := range steps {
 		if s.held.Class != "" {
-			s.text += saying(o, s.held, f.detail(ctx, s.held.subject()).Tries)
+			s.text += saying(o, s.held, hear(ctx, f.client, s.held.subject()).Tries)
 		}
 		head := fmt.Sprintf("  %-*s  %-11s  ", min(wide, 50), s.name, s.state)
 		at := fmt.Sprintf("  +%.2fs", time.Since(f.began).Seconds())
@@ -403,7 +403,7 @@ func (f *follower) stuck(ctx context.Context, o api.Overview, left []problem) {
 		if i >= maxAsked {
 			continue
 		}
-		d := f.detail(ctx, p.subject())
+		d := hear(ctx, f.client, p.subject())
 		unasked[d.Problem] = d.Problem != ""
 		for _, t := range tell(o, p, d.Tries) {
 			if !told[t.Key] { // one that holds up two things is told of the first
@@ -414,21 +414,10 @@ func (f *follower) stuck(ctx context.Context, o api.Overview, left []problem) {
 	}
 	for _, problem := range sorted(unasked) {
 		if unasked[problem] {
-			f.line("  ", strings.ReplaceAll(problem, "\n", "; "))
+			f.line("  ", problem)
 		}
 	}
 	fmt.Fprintln(f.w, "it goes on by itself; meshd status shows how far it is")
-}
-
-// detail asks what is tried in vain. Not to know is a part of the answer.
-func (f *follower) detail(ctx context.Context, name string) api.Detail {
-	ctx, cancel := context.WithTimeout(ctx, detailWithin)
-	defer cancel()
-	d, err := f.client.Detail(ctx, name)
-	if err != nil {
-		d.Problem = "no node could be asked: " + sentence(err)
-	}
-	return d
 }
 
 func (f *follower) line(indent, text string) {
