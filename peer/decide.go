@@ -97,7 +97,6 @@ type need struct {
 	Resource    raftfsm.Resource
 	Credential  *raftfsm.Credential // the one to deliver; nil while none is minted
 	Address     raftfsm.Address     // where the provider's node says that the service is now
-	Proof       string
 }
 
 // ready reports whether every requirement has something to deliver.
@@ -112,7 +111,7 @@ func decideNeeds(s *raftfsm.State, run raftfsm.RunSpec) []need {
 	for _, req := range sortedKeys(run.Module.Requires) {
 		id := raftfsm.BindingID(run.Assignment, req)
 		b := s.Bindings[id]
-		n := need{Requirement: req, Binding: id, Kind: b.Kind, Provider: b.Provider, ResourceID: b.Resource, Resource: s.Resources[b.Resource], Proof: b.Proof}
+		n := need{Requirement: req, Binding: id, Kind: b.Kind, Provider: b.Provider, ResourceID: b.Resource, Resource: s.Resources[b.Resource]}
 		if c := newestMinted(b); c != nil {
 			n.Credential, n.Address = c, c.Address
 		}

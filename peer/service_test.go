@@ -10,8 +10,11 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"meshd/peer/manifest"
+	"meshd/peer/supervise"
 	"meshd/provision"
 	"meshd/raftfsm"
 )
@@ -227,5 +230,74 @@ func TestASeatIsAnsweredByItsKind(t *testing.T) {
 		if string(got) != test.want || (err == nil) != (test.text == "") || err != nil && !strings.Contains(err.Error(), test.text) {
 			t.Errorf("%T asked for %s: %q, %v", test.kind, test.ask, got, err)
 		}
+	}
+}
+
+// slow is a vault whose preflight hangs.
+type slow struct{ vault }
+
+func (*slow) Open(provision.Config) (provision.Provider, error) { return &hanging{}, nil }
+
+type hanging struct{ opening }
+
+func (*hanging) Preflight(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
+
+// TestOneWorkerAtAService: a provider that is removed and comes back while a call
+// of it hangs is worked at by the same worker, after that call.
+func TestOneWorkerAtAService(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		s := bare(t, &slow{}, raftfsm.Provide{Address: "db:1"})
+		n := s.n
+		n.ctx, n.services = ctx, map[string]*service{}
+		pass := func(specs ...raftfsm.ProviderSpec) {
+			f := facts{desired: raftfsm.Desired{Provides: specs}, jobs: map[string][]job{"safe/vault": {{Verb: verbPreflight}}}}
+			n.passServices(f, map[raftfsm.TroubleReport]bool{})
+			synctest.Wait()
+		}
+		spec := raftfsm.ProviderSpec{Assignment: "safe", Kind: "vault", Provide: raftfsm.Provide{Address: "db:1"}}
+		pass(spec)
+		first := n.services["safe/vault"]
+		pass()
+		if n.services["safe/vault"] != first {
+			t.Error("it is forgotten while a call runs")
+		}
+		pass(spec)
+		if n.services["safe/vault"] != first || first.worker.idle() {
+			t.Error("a second worker is at the service")
+		}
+		pass()
+		time.Sleep(taskTimeout)
+		synctest.Wait()
+		pass()
+		if len(n.services) != 0 {
+			t.Error("it stays although nothing runs")
+		}
+		cancel()
+		n.work.Wait()
+	})
+}
+
+// TestADeliveryThatComesLateStartsNothing: the process is what is wanted when the
+// files are there, not what was wanted when they were begun.
+func TestADeliveryThatComesLateStartsNothing(t *testing.T) {
+	c := &consumer{checked: map[string]string{}}
+	first, second := &supervise.Spec{Name: "first"}, &supervise.Spec{Name: "second"}
+	c.wants("2")
+	if c.take(first, "1") {
+		t.Error("an old delivery is taken")
+	}
+	if spec, known := c.running(); spec != nil || known {
+		t.Errorf("runs %v, known %v", spec, known)
+	}
+	if !c.take(second, "2") {
+		t.Error("what is wanted is refused")
+	}
+	c.wants("") // a need is not ready: what runs goes on
+	if spec, known := c.running(); spec != second || !known {
+		t.Errorf("runs %v, known %v", spec, known)
+	}
+	if c.take(first, "1") {
+		t.Error("an old delivery is taken while nothing is wanted")
 	}
 }
