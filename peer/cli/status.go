@@ -15,22 +15,27 @@ import (
 
 // glance is the whole mesh, or all that concerns one name, as -o json gives it.
 type glance struct {
-	Mesh        string          `json:"mesh"`
-	Self        string          `json:"self"`
-	Index       uint64          `json:"index"`
-	Leader      string          `json:"leader"`
-	Age         float64         `json:"age"` // seconds since the last word from a leader; -1 is never
-	Quorum      bool            `json:"quorum"`
-	Missing     []string        `json:"missing"`
-	Nodes       []nodeRow       `json:"nodes"`
-	Seats       []seatRow       `json:"seats"`
-	Providers   []providerRow   `json:"providers"`
-	Bindings    []bindingRow    `json:"bindings"`
-	Modules     []assignmentRow `json:"modules"`
-	Withdrawals []problem       `json:"withdrawals"`
-	Refused     []api.Refusal   `json:"refused"`
-	Unready     []problem       `json:"unready"`
-	Coming      []problem       `json:"coming"` // not ready yet, and not overdue
+	Mesh      string          `json:"mesh"`
+	Self      string          `json:"self"`
+	Index     uint64          `json:"index"`
+	Leader    string          `json:"leader"`
+	Age       float64         `json:"age"` // seconds since the last word from a leader; -1 is never
+	Quorum    bool            `json:"quorum"`
+	Missing   []string        `json:"missing"`
+	Nodes     []nodeRow       `json:"nodes"`
+	Seats     []seatRow       `json:"seats"`
+	Providers []providerRow   `json:"providers"`
+	Bindings  []bindingRow    `json:"bindings"`
+	Modules   []assignmentRow `json:"modules"`
+	Refused   []api.Refusal   `json:"refused"`
+	outlook
+}
+
+// outlook is what is not as it should be.
+type outlook struct {
+	Withdrawals []problem `json:"withdrawals"`
+	Unready     []problem `json:"unready"`
+	Coming      []problem `json:"coming"` // not ready yet, and not overdue
 }
 
 func newStatusCommand() *cobra.Command {
@@ -68,7 +73,7 @@ func glanceAt(o api.Overview) *glance {
 	g := &glance{
 		Mesh: o.State.Mesh.ID, Self: o.Self, Index: o.Index, Leader: o.Leader, Age: -1, Quorum: o.Quorum, Missing: some(o.Missing),
 		Nodes: nodeRows(o), Seats: seatRows(o), Providers: providerRows(o), Bindings: bindingRows(o), Modules: assignmentRows(o),
-		Withdrawals: []problem{}, Refused: some(o.Refused),
+		Refused: some(o.Refused), outlook: outlook{Withdrawals: []problem{}},
 	}
 	g.Unready, g.Coming = problems(o)
 	if o.Age >= 0 {
