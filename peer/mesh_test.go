@@ -212,6 +212,37 @@ func TestAMinorityReadsAndSaysWhoIsMissing(t *testing.T) {
 	}
 }
 
+// TestANodeWithoutAVoteWritesThroughAnElection: it hears of the leader alone, and
+// cannot tell an election from the loss of a quorum.
+func TestANodeWithoutAVoteWritesThroughAnElection(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := newBed(t, "alpha", "beta", "gamma", "delta")
+		time.Sleep(time.Minute)
+		l := b.leader()
+		voters := l.peer.View().Voters
+		learner := b.nodes[slices.IndexFunc(b.nodes, func(n *node) bool { return !slices.Contains(voters, n.keys.NodeID()) })]
+		learner.do(raftfsm.AddToken{Hash: "before", Expires: time.Now()})
+		l.kill()
+		learner.do(raftfsm.AddToken{Hash: "after", Expires: time.Now()})
+	})
+}
+
+func TestALearnerAloneSaysWhoIsMissing(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := newBed(t, "alpha", "beta")
+		time.Sleep(time.Minute)
+		b.node("alpha").kill() // the one voter of two
+		time.Sleep(time.Second)
+		began := time.Now()
+		err := b.node("beta").propose(raftfsm.AddToken{Hash: "t", Expires: time.Now()})
+		if err == nil || !strings.Contains(err.Error(), "alpha") || time.Since(began) > proposeWithin {
+			b.Errorf("a write without the only voter: %v after %v", err, time.Since(began))
+		}
+	})
+}
+
 func TestAWithdrawalWhileTheProviderIsAwayDrainsByItself(t *testing.T) {
 	inMesh(t, func(b *bed) {
 		b.standard()
