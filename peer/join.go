@@ -4,11 +4,14 @@ import (
 	"context"
 	"crypto/ed25519"
 	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
 	"net/http"
+	"strings"
 	"time"
 
 	"meshd/peer/consensus"
@@ -59,6 +62,15 @@ type JoinRequest struct {
 	Route     string // host:port of its bus routes
 	Hosts     []string
 	Level     int
+	Proof     []byte // Statement, signed with the node's key
+}
+
+// Statement is what Proof signs: that this key asks for all of this, with this
+// token.
+func (r JoinRequest) Statement() []byte {
+	secret := sha256.Sum256(r.Secret)
+	parts := append([]string{"meshd join", hex.EncodeToString(secret[:]), r.Name, r.Recipient, r.Address, r.Route}, r.Hosts...)
+	return []byte(strings.Join(parts, "\x00"))
 }
 
 // JoinReply makes a machine a member.
@@ -98,6 +110,9 @@ func (n *Peer) admit(ctx context.Context, req JoinRequest) (JoinReply, error) {
 	if len(req.Key) != ed25519.PublicKeySize || len(req.Secret) != len(token.Secret) {
 		return JoinReply{}, &raftfsm.Rejection{Code: "bad-request", Text: "the request names no key or no token", Remedy: "join with the same version of meshd"}
 	}
+	if !ed25519.Verify(req.Key, req.Statement(), req.Proof) {
+		return JoinReply{}, &raftfsm.Rejection{Code: "bad-request", Text: "the request is not signed with the key that it names", Remedy: "join with the same version of meshd"}
+	}
 	copy(token.Secret[:], req.Secret)
 	hash := token.Hash()
 	node := raftfsm.Node{
@@ -121,6 +136,11 @@ func (n *Peer) admit(ctx context.Context, req JoinRequest) (JoinReply, error) {
 	if node.Secrets, err = secrets.Seal(req.Recipient); err != nil {
 		return JoinReply{}, &raftfsm.Rejection{Code: "bad-request", Text: err.Error()}
 	}
+	n.store.view(func(s *raftfsm.State) {
+		if old, again := s.Nodes[node.ID]; again {
+			node.Secrets = old.Secrets // sealed to the recipient on record, whoever asks
+		}
+	})
 	result, err := n.Propose(ctx, Meshd, raftfsm.Admit{Token: hash, Node: node})
 	if err != nil {
 		return JoinReply{}, err
@@ -148,7 +168,7 @@ func (n *Peer) tokenIsGood(hash, node string) (refused *raftfsm.Rejection) {
 			refused = &raftfsm.Rejection{Code: "token-foreign", Text: "the join token is not one of this mesh, or it is too old to be remembered", Remedy: "make one with meshd token on a member"}
 		case t.Used != "" && t.Used != node:
 			refused = &raftfsm.Rejection{Code: "token-used", Text: fmt.Sprintf("the join token was used by node %s", s.NodeName(t.Used)), Remedy: "a token admits one node: make another with meshd token"}
-		case t.Used == "" && time.Now().After(t.Expires):
+		case time.Now().After(t.Expires):
 			refused = &raftfsm.Rejection{Code: "token-expired", Text: "the join token expired at " + t.Expires.UTC().Format(time.RFC3339), Remedy: "make another with meshd token"}
 		}
 	})

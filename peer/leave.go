@@ -34,7 +34,7 @@ func (n *Peer) Leave(ctx context.Context, actor string) error {
 		return err
 	}
 	for {
-		err := n.RemoveNode(ctx, actor, n.cfg.Self.Name)
+		err := n.RemoveNode(ctx, actor, n.id())
 		var refused *raftfsm.Rejection
 		switch {
 		case err == nil || n.expelled(err):
@@ -73,7 +73,7 @@ func (n *Peer) handOver(ctx context.Context) error {
 // removal was refused as one of a node that is not there.
 func (n *Peer) expelled(err error) (out bool) {
 	var refused *raftfsm.Rejection
-	if errors.As(err, &refused) && refused.Code == "no-node" {
+	if errors.As(err, &refused) && (refused.Code == "no-node" || refused.Code == "not-a-member") {
 		return true
 	}
 	n.store.view(func(s *raftfsm.State) { _, out = s.Removed[n.id()] })

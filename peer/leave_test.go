@@ -3,6 +3,7 @@ package peer
 import (
 	"errors"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -121,17 +122,48 @@ func TestAJoinIsRefusedWithItsReason(t *testing.T) {
 		copy(used.Secret[:], "used")
 		alpha.do(raftfsm.AddToken{Hash: used.Hash(), Expires: now.Add(time.Hour)})
 		alpha.do(raftfsm.Admit{Token: used.Hash(), Node: raftfsm.Node{ID: "other", Name: "other"}})
-		for token, want := range map[string]string{"": "bad-request", "nobody's": "token-foreign", "old": "token-expired", "used": "token-used"} {
+		keys, err := identity.Create(filepath.Join(b.TempDir(), "identity"))
+		b.must(err)
+		for token, want := range map[string]string{"": "bad-request", "unsigned": "bad-request", "nobody's": "token-foreign", "old": "token-expired", "used": "token-used"} {
 			var secret identity.Token
 			copy(secret.Secret[:], token)
-			req := JoinRequest{Secret: secret.Secret[:], Name: "delta", Key: make([]byte, 32)}
+			req := JoinRequest{Secret: secret.Secret[:], Name: "delta", Key: keys.Public(), Recipient: keys.Recipient()}
 			if token == "" {
 				req.Secret = nil
+			}
+			if token != "unsigned" {
+				req.Proof = keys.Sign(req.Statement())
 			}
 			var refused *raftfsm.Rejection
 			if _, err := alpha.peer.admit(b.Context(), req); !errors.As(err, &refused) || refused.Code != want || refused.Remedy == "" {
 				b.Errorf("a join with the token %q: %v, want %s", token, err, want)
 			}
+		}
+	})
+}
+
+// Whoever finds a token that was used must not get the mesh's keys with it: not
+// after it has expired, not without the node's key, and not for another recipient.
+func TestAUsedTokenGivesNothingAway(t *testing.T) {
+	inMesh(t, func(b *bed) {
+		alpha, gamma := b.node("alpha"), b.node("gamma")
+		var token identity.Token
+		copy(token.Secret[:], "gamma's")
+		alpha.do(raftfsm.AddToken{Hash: token.Hash(), Expires: time.Now().Add(time.Hour)})
+		thief, err := identity.Create(filepath.Join(b.TempDir(), "identity"))
+		b.must(err)
+		self := gamma.peer.cfg.Self
+		req := JoinRequest{Secret: token.Secret[:], Name: self.Name, Key: gamma.keys.Public(), Recipient: thief.Recipient(), Address: self.Address, Route: self.Route}
+		req.Proof = thief.Sign(req.Statement())
+		var refused *raftfsm.Rejection
+		if _, err := alpha.peer.admit(b.Context(), req); !errors.As(err, &refused) || refused.Code != "bad-request" {
+			b.Errorf("a request signed by another key: %v", err)
+		}
+		time.Sleep(2 * time.Hour)
+		req.Recipient = gamma.keys.Recipient()
+		req.Proof = gamma.keys.Sign(req.Statement())
+		if _, err := alpha.peer.admit(b.Context(), req); !errors.As(err, &refused) || refused.Code != "token-expired" {
+			b.Errorf("an expired token: %v", err)
 		}
 	})
 }

@@ -147,7 +147,9 @@ func (n *Peer) keepMembers(f facts) {
 func (n *Peer) layBus() {
 	var l bus.Layout
 	var err error
-	n.store.view(func(s *raftfsm.State) { l, err = n.layout(s, s.Desired(n.id())) })
+	var s *raftfsm.State
+	n.store.view(func(now *raftfsm.State) { s = now.Clone() })
+	l, err = n.layout(s, s.Desired(n.id())) // it may write a key to the disk: not under the lock
 	if err == nil {
 		err = n.cfg.Bus.Apply(l)
 	}

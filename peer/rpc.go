@@ -42,19 +42,41 @@ func (n *Peer) serve(ctx context.Context) error {
 	joins := http.NewServeMux()
 	joins.HandleFunc("POST "+pathJoin, n.serveJoin)
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return n.serveProto(ctx, network.Peer, peers) })
+	group.Go(func() error { return n.serveProto(ctx, network.Peer, n.membersOnly(peers)) })
 	group.Go(func() error { return n.serveProto(ctx, network.Join, joins) })
 	return group.Wait()
 }
 
+// bodyWithin is how long a request may take to arrive: a stream of a machine
+// without a certificate must not keep its place for ever.
+const bodyWithin = 10 * time.Second
+
+// membersOnly refuses who is no member by this node's state. The network has
+// proven the node's key, and that the CA signed it once.
+func (n *Peer) membersOnly(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var member, empty bool
+		n.store.view(func(s *raftfsm.State) {
+			id, _ := r.Context().Value(peerKey{}).(string)
+			_, member = s.Nodes[id]
+			empty = s.Mesh.ID == ""
+		})
+		if !member && !empty {
+			http.Error(w, "you are no member of this mesh that this node knows of", http.StatusForbidden)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
 // serveProto answers one protocol until ctx ends or the network does.
-func (n *Peer) serveProto(ctx context.Context, proto string, mux *http.ServeMux) error {
+func (n *Peer) serveProto(ctx context.Context, proto string, handler http.Handler) error {
 	l, err := n.cfg.Network.Listen(proto)
 	if err != nil {
 		return fmt.Errorf("listen for %s: %w", proto, err)
 	}
 	srv := &http.Server{
-		Handler: http.MaxBytesHandler(mux, maxBody), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
+		Handler: http.MaxBytesHandler(handler, maxBody), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: bodyWithin, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
 			return context.WithValue(ctx, peerKey{}, network.PeerOf(c))
 		},

@@ -27,7 +27,7 @@ func (n *Peer) layout(s *raftfsm.State, d raftfsm.Desired) (bus.Layout, error) {
 		m := s.Nodes[id]
 		there := d
 		if id != n.id() {
-			l.Peers = append(l.Peers, bus.Peer{ID: id, Name: m.Name, Addr: n.routeOf(m), Pin: m.Pin})
+			l.Peers = append(l.Peers, bus.Peer{ID: id, Name: m.Name, Addr: dialable(n.routeOf(m)), Pin: m.Pin})
 			there = s.Desired(id)
 		}
 		l.Directory.Nodes[m.Name] = directory(there)
@@ -65,6 +65,15 @@ func (n *Peer) layout(s *raftfsm.State, d raftfsm.Desired) (bus.Layout, error) {
 		})
 	}
 	return l, nil
+}
+
+// dialable is addr, or nothing where it cannot be dialled: one bad record of a
+// node must not hold up the bus of the others.
+func dialable(addr string) string {
+	if _, port, err := net.SplitHostPort(addr); err != nil || port == "" {
+		return ""
+	}
+	return addr
 }
 
 func busTarget(t raftfsm.Target) bus.Target {

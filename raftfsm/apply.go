@@ -71,6 +71,11 @@ func (t *tx) apply(c Command) *Rejection {
 	if _, first := c.(Init); !first && t.Mesh.ID == "" {
 		return reject("no-mesh", "", "there is no mesh here yet", "make one with meshd init, or join one with meshd join")
 	}
+	if _, first := c.(Init); !first {
+		if _, member := t.Nodes[t.h.Node]; !member {
+			return reject("not-a-member", "", fmt.Sprintf("node %q is no member, and only members change the mesh", clip(t.h.Node)), "join it to the mesh: meshd token, then meshd join")
+		}
+	}
 	switch c := c.(type) {
 	case Init:
 		return t.init(c)
@@ -166,13 +171,16 @@ func (t *tx) admit(c Admit) *Rejection {
 	if n, taken := t.NodeNamed(c.Node.Name); taken && n.ID != c.Node.ID {
 		return reject("node-name-taken", "", fmt.Sprintf("a node named %q is a member already", c.Node.Name), "choose another with --name, or remove that one first: meshd node rm "+c.Node.Name)
 	}
+	token.Used = c.Node.ID
+	put(t, t.Tokens, c.Token, token)
 	if old, again := t.Nodes[c.Node.ID]; again {
+		if old.Name != c.Node.Name || old.Recipient != c.Node.Recipient || old.Pin != c.Node.Pin {
+			return reject("node-differs", "", fmt.Sprintf("this machine is node %s of the mesh already, and asks to be another", old.Name), fmt.Sprintf("join with --name %s and the keys that it has, or remove it first: meshd node rm %s", old.Name, old.Name))
+		}
 		old.Address, old.Route, old.Level = c.Node.Address, c.Node.Route, c.Node.Level
 		put(t, t.Nodes, old.ID, old)
 		return nil
 	}
-	token.Used = c.Node.ID
-	put(t, t.Tokens, c.Token, token)
 	put(t, t.Nodes, c.Node.ID, c.Node)
 	t.event("node %s joined", c.Node.Name)
 	for _, module := range sorted(t.Everywhere) {

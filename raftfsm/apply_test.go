@@ -46,6 +46,12 @@ func TestAdmission(t *testing.T) {
 	moved := member("beta")
 	moved.Address, moved.Route = "10.9.9.9:7946", "10.9.9.9:6222"
 	b.ok("alpha", Admit{"token-beta", moved})
+	other := moved
+	other.Recipient = "age1another"
+	b.refused("alpha", Admit{"token-beta", other}, "node-differs", "this machine is node beta of the mesh already, and asks to be another; join with --name beta and the keys that it has, or remove it first: meshd node rm beta")
+	other = moved
+	other.Name = "zeta"
+	b.refused("alpha", Admit{"token-beta", other}, "node-differs", "this machine is node beta of the mesh already, and asks to be another; join with --name beta and the keys that it has, or remove it first: meshd node rm beta")
 	if n := b.Nodes[id("beta")]; n.Address != moved.Address || n.Route != moved.Route {
 		t.Errorf("beta joined again from elsewhere and is at %s", n.Address)
 	}
@@ -204,9 +210,12 @@ func TestRemovalUnderANodesAllRule(t *testing.T) {
 	}
 }
 
-func TestReportsAreTakenFromMembersOnly(t *testing.T) {
+func TestCommandsAreTakenFromMembersOnly(t *testing.T) {
 	b := newBed(t, "alpha")
-	b.refused("stranger", NodeReport{}, "not-a-member", `node "id-stranger" is no member, and only members report; join it to the mesh: meshd token, then meshd join`)
+	const sentence = `node "id-stranger" is no member, and only members change the mesh; join it to the mesh: meshd token, then meshd join`
+	for _, c := range []Command{NodeReport{}, AddToken{Hash: "x"}, Remove{What: WhatModule, Name: "shop"}, UpdateNode{ID: "id-stranger"}, Push{}, Hold{}} {
+		b.refused("stranger", c, "not-a-member", sentence)
+	}
 	b.ok("alpha", NodeReport{})
 }
 

@@ -128,6 +128,11 @@ func Decode(b []byte) (Entry, error) {
 	if err != nil {
 		return Entry{}, fmt.Errorf("%w: command %q: %v", ErrUndecodable, w.Name, err)
 	}
+	// What cannot be written again, such as a time in an impossible zone, would be
+	// in the state and keep every snapshot from being made.
+	if _, err := json.Marshal(cmd); err != nil {
+		return Entry{}, fmt.Errorf("%w: command %q: %v", ErrUndecodable, w.Name, err)
+	}
 	return Entry{w.Header, cmd}, nil
 }
 

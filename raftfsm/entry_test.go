@@ -1,6 +1,7 @@
 package raftfsm
 
 import (
+	"bytes"
 	"errors"
 	"reflect"
 	"strings"
@@ -107,5 +108,21 @@ func TestEncodeRefusesWhatTheLogCannotTake(t *testing.T) {
 	}
 	if e, err := Decode(b); err != nil || !e.Time.Equal(epochStart) || e.Time.Location() != time.UTC {
 		t.Errorf("an entry made elsewhere came back at %v, %v", e.Time, err)
+	}
+}
+
+// A time that can be read and not written again would keep every snapshot from
+// being made.
+func TestDecodeRefusesWhatCannotBeEncodedAgain(t *testing.T) {
+	good, err := Encode(Entry{Header: Header{Node: "n"}, Command: AddToken{Hash: "h", Expires: time.Unix(1e9, 0).UTC()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	bad := bytes.Replace(good, []byte(`2001-09-09T01:46:40Z`), []byte(`2001-09-09T01:46:40+24:00`), 1)
+	if bytes.Equal(good, bad) {
+		t.Fatal("the entry holds no time to spoil")
+	}
+	if e, err := Decode(bad); !errors.Is(err, ErrUndecodable) {
+		t.Errorf("decoded as %+v, %v", e, err)
 	}
 }

@@ -95,7 +95,7 @@ func TestPlans(t *testing.T) {
 func TestAPlanOfARefusedPushIsTheRefusal(t *testing.T) {
 	b := story(t)
 	before := snapshotOf(t, b.State)
-	plan, r := b.Preview(Header{}, push(on("nothing", "alpha")))
+	plan, r := b.Preview(Header{Node: id("alpha")}, push(on("nothing", "alpha")))
 	if r == nil || r.Code != "no-module" || len(plan.Changes) != 0 {
 		t.Errorf("the plan is %+v, %v", plan, r)
 	}
@@ -111,7 +111,7 @@ func TestAPlanMindsNoEmptyMaps(t *testing.T) {
 	shop.Env, shop.Calls, shop.Serves = map[string]string{}, []string{}, map[string]map[string]Handler{}
 	where := on("shop", "gamma")
 	where.Bind, where.Default = map[string]string{}, []string{}
-	plan, r := b.Preview(Header{}, push(shop, where, Seat{Name: "store", Scope: ScopeMesh, Verbs: []string{"databases", "query"}}))
+	plan, r := b.Preview(Header{Node: id("alpha")}, push(shop, where, Seat{Name: "store", Scope: ScopeMesh, Verbs: []string{"databases", "query"}}))
 	if r != nil || len(plan.Changes) != 0 || len(plan.Nodes) != 0 {
 		t.Errorf("pushing the same with empty maps is planned as %+v, %v", plan, r)
 	}
@@ -124,7 +124,7 @@ func TestAPlanHasNoSizeOfAnEntry(t *testing.T) {
 	for i := range MaxDocuments {
 		docs = append(docs, Module{Name: fmt.Sprint("m", i), Env: map[string]string{"LONG": strings.Repeat("x", 200)}})
 	}
-	plan, r := b.Preview(Header{}, push(docs...))
+	plan, r := b.Preview(Header{Node: id("alpha")}, push(docs...))
 	if r != nil || len(plan.Changes) != MaxDocuments {
 		t.Errorf("%d changes, %v", len(plan.Changes), r)
 	}

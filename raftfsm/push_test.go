@@ -200,7 +200,7 @@ func TestAPushUpserts(t *testing.T) {
 
 func TestAPlanGoneStale(t *testing.T) {
 	b := story(t)
-	plan, r := b.Preview(Header{}, push(on("shop", "beta")))
+	plan, r := b.Preview(Header{Node: id("alpha")}, push(on("shop", "beta")))
 	if r != nil {
 		t.Fatal(r)
 	}

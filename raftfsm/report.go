@@ -1,7 +1,6 @@
 package raftfsm
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 )
@@ -10,9 +9,6 @@ import (
 // was made from: a part that no longer fits is dropped, and its node sees that
 // in its next pass.
 func (t *tx) report(c NodeReport) *Rejection {
-	if _, ok := t.Nodes[t.h.Node]; !ok {
-		return reject("not-a-member", "", fmt.Sprintf("node %q is no member, and only members report", clip(t.h.Node)), "join it to the mesh: meshd token, then meshd join")
-	}
 	for _, p := range c.Providers {
 		t.providerReport(p)
 	}

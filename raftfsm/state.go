@@ -258,7 +258,7 @@ type Withdrawal struct {
 	Since       time.Time
 }
 
-// ProviderLog is what a provider's node last said of it.
+// ProviderStatus is what a provider's node last said of it.
 type ProviderStatus struct {
 	Ready   bool // its preflight passed
 	Address Address

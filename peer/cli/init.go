@@ -42,12 +42,14 @@ func newInitCommand() *cobra.Command {
 				}
 				f.Advertise = addr
 			}
-			recovery, err := makeMesh(p, f.settings)
+			out := cmd.OutOrStdout()
+			err := makeMesh(p, f.settings, func(recovery string) error {
+				_, err := fmt.Fprintf(out, "Recovery key (write it down now, it is shown once and kept nowhere):\n\n    %s\n\n", recovery)
+				return err
+			})
 			if err != nil {
 				return err
 			}
-			out := cmd.OutOrStdout()
-			fmt.Fprintf(out, "Recovery key (write it down now, it is shown once and kept nowhere):\n\n    %s\n\n", recovery)
 			return foreground(cmd.Context(), p, out, cmd.ErrOrStderr(), verbose)
 		},
 	}
@@ -71,31 +73,32 @@ func (f *nodeFlags) resume(cmd *cobra.Command, p place, verbose bool) (lives boo
 }
 
 // makeMesh makes everything that the first start needs, the directory's settings
-// last: a crash before them leaves nothing that is taken for a node.
-func makeMesh(p place, s settings) (recovery string, err error) {
+// last: a crash before them leaves nothing that is taken for a node, and no mesh
+// whose recovery key was not shown.
+func makeMesh(p place, s settings, show func(recovery string) error) error {
 	keys, err := makeKeys(p)
 	if err != nil {
-		return "", err
+		return err
 	}
 	s.Mesh = identity.NewMeshID()
 	now := time.Now()
 	ca, err := identity.NewCA(s.Mesh, now)
 	if err != nil {
-		return "", err
+		return err
 	}
 	cert, err := ca.Sign(keys.Public(), keys.NodeID(), s.Name, []string{s.Advertise}, now)
 	if err != nil {
-		return "", err
+		return err
 	}
 	recovery, recipient, err := identity.NewRecovery()
 	if err != nil {
-		return "", err
+		return err
 	}
 	secrets := peer.Secrets{CAKey: ca.KeyPEM(), Gossip: make([]byte, 32)}
 	rand.Read(secrets.Gossip)
 	sealed, err := secrets.Seal(keys.Recipient())
 	if err != nil {
-		return "", err
+		return err
 	}
 	first := raftfsm.Init{
 		Mesh: raftfsm.Mesh{ID: s.Mesh, Generation: 1, Level: raftfsm.Level, CACert: string(ca.CertPEM()), Recovery: recipient},
@@ -106,9 +109,12 @@ func makeMesh(p place, s settings) (recovery string, err error) {
 	}
 	text, err := json.Marshal(first)
 	if err != nil {
-		return "", err
+		return err
 	}
-	return recovery, p.settle(s, cert, ca.CertPEM(), map[string]string{peer.InitSetting: string(text), peer.SecretsSetting: sealed}, nil)
+	if err := show(recovery); err != nil {
+		return fmt.Errorf("show the recovery key: %w", err)
+	}
+	return p.settle(s, cert, ca.CertPEM(), map[string]string{peer.InitSetting: string(text), peer.SecretsSetting: sealed}, nil)
 }
 
 // settle stores what a node needs to start, its settings last.

@@ -151,10 +151,12 @@ func ask(ctx context.Context, addr string, s settings, token identity.Token, key
 		}
 		s.Advertise = host
 	}
-	body, err := json.Marshal(peer.JoinRequest{
+	request := peer.JoinRequest{
 		Secret: token.Secret[:], Name: s.Name, Key: keys.Public(), Recipient: keys.Recipient(),
 		Address: s.reach(s.MeshPort), Route: s.reach(s.RoutePort), Hosts: []string{s.Advertise}, Level: raftfsm.Level,
-	})
+	}
+	request.Proof = keys.Sign(request.Statement())
+	body, err := json.Marshal(request)
 	if err != nil {
 		return reply, "", err
 	}

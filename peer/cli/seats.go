@@ -110,7 +110,7 @@ func (r seatRow) write(w io.Writer, o api.Overview) {
 		if r.Want != "" {
 			out.add("wanted", "%s", r.Want)
 		}
-		failover := "another claimant, when its holder's node is lost"
+		failover := "nobody by itself in this version: it goes dark when its holder's node is lost"
 		if !r.FailsOver {
 			failover = "nobody by itself: it goes dark when its holder's node is lost"
 		}

@@ -124,6 +124,9 @@ func (k *Keys) NodeID() string { return NodeID(k.Public()) }
 // node.
 func (k *Keys) Recipient() string { return k.seal.Recipient().String() }
 
+// Sign signs a statement with the node's key: proof of who makes it.
+func (k *Keys) Sign(statement []byte) []byte { return ed25519.Sign(k.node, statement) }
+
 // String returns the node's id, so that printing Keys shows no key.
 func (k *Keys) String() string { return k.NodeID() }
 
