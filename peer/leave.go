@@ -41,11 +41,11 @@ func (n *Peer) Leave(ctx context.Context, actor string) error {
 			return nil
 		case errors.As(err, &refused) && refused.Code != "last-voter":
 			return refused
-		case refused == nil && !errors.Is(err, consensus.ErrNotLeader) && !errors.Is(err, ErrOutcomeUnknown):
+		case refused == nil && !errors.Is(err, consensus.ErrNotLeader) && !errors.Is(err, consensus.ErrBusy) && !errors.Is(err, ErrOutcomeUnknown):
 			return err
 		}
-		// The vote is on its way to another, or the others have to say whether it
-		// was done.
+		// The vote is on its way to another, or a slow disk held it up, or the others
+		// have to say whether it was done.
 		if await(ctx, leaveRetry, nil, nil) != nil {
 			return fmt.Errorf("leave the mesh: %w", err)
 		}
