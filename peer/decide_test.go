@@ -28,7 +28,7 @@ func newModel(t *testing.T, nodes ...string) *model {
 	m.do(nodes[0], raftfsm.Init{Mesh: raftfsm.Mesh{ID: "m", Generation: 1, Level: 1}, Node: raftfsm.Node{ID: nodes[0], Name: nodes[0]}})
 	for _, n := range nodes[1:] {
 		m.do(nodes[0], raftfsm.AddToken{Hash: n})
-		m.do(n, raftfsm.Admit{Token: n, Node: raftfsm.Node{ID: n, Name: n}})
+		m.do(nodes[0], raftfsm.Admit{Token: n, Node: raftfsm.Node{ID: n, Name: n}})
 	}
 	return m
 }

@@ -1,6 +1,7 @@
 package peer
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -239,6 +240,22 @@ func TestALearnerAloneSaysWhoIsMissing(t *testing.T) {
 		err := b.node("beta").propose(raftfsm.AddToken{Hash: "t", Expires: time.Now()})
 		if err == nil || !strings.Contains(err.Error(), "alpha") || time.Since(began) > proposeWithin {
 			b.Errorf("a write without the only voter: %v after %v", err, time.Since(began))
+		}
+	})
+}
+
+func TestLogsAreReadFromAnyNode(t *testing.T) {
+	inMesh(t, func(b *bed) {
+		b.standard()
+		b.inUse()
+		for _, on := range []string{"alpha", "gamma"} {
+			ctx, cancel := context.WithTimeout(b.Context(), time.Minute+time.Second)
+			var out strings.Builder
+			_ = b.node(on).peer.Logs(ctx, "shop@alpha", 10, true, &out) // it ends with ctx
+			if want := "shop@alpha began\n" + strings.Repeat("tick\n", 6); out.String() != want {
+				b.Errorf("a minute of the log, read on %s: %q, want %q", on, out.String(), want)
+			}
+			cancel()
 		}
 	})
 }
