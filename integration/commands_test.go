@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -217,6 +218,7 @@ func (s *stage) run(ctx context.Context, ts *testscript.TestScript, args []strin
 	cmd.Dir = ts.Getenv("WORK")
 	cmd.Env = append(os.Environ(), "MESHD_SOCKET="+n.Socket())
 	cmd.Stdout, cmd.Stderr = &out, &errs
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	err = cmd.Run()
 	s.code = cmd.ProcessState.ExitCode()
 	if ctx.Err() != nil {
