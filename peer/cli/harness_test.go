@@ -48,6 +48,8 @@ type mesh struct {
 	finds   []api.Finding
 	fails   error // of every proposal
 	docs    int   // pushes committed
+
+	meanwhile func(*mesh) error // happens once, between the plan and its push
 }
 
 func newMesh(t *testing.T) *mesh {
@@ -214,6 +216,12 @@ func (m *mesh) Propose(_ context.Context, _ string, c raftfsm.Command) (raftfsm.
 	defer m.mu.Unlock()
 	if m.fails != nil {
 		return raftfsm.Result{}, m.fails
+	}
+	if m.meanwhile != nil {
+		if err := m.meanwhile(m); err != nil {
+			return raftfsm.Result{}, err
+		}
+		m.meanwhile = nil
 	}
 	r, err := m.commit("alpha", c)
 	if r.Rejection == nil {

@@ -1,7 +1,10 @@
 package cli
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"io"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -45,22 +48,9 @@ func push(cmd *cobra.Command, files []string, opts pushOptions) error {
 	c := dial(cmd)
 	defer c.Close()
 	ctx, w := cmd.Context(), cmd.OutOrStdout()
-	before, err := c.Overview(ctx)
-	if err != nil {
-		return err
-	}
-	plan, err := c.Plan(ctx, api.Change{Push: &api.Push{Documents: m.Documents, Pending: opts.pending, At: opts.at}})
+	before, plan, committed, err := opts.commit(ctx, c, m.Documents, w)
 	if err != nil {
 		return locate(m, err)
-	}
-	writePlan(w, before, plan)
-	committed := api.Committed{Index: before.Index}
-	if len(plan.Changes) > 0 {
-		committed, err = c.Push(ctx, api.Push{Documents: m.Documents, Pending: opts.pending, At: plan.At})
-		if err != nil {
-			return locate(m, err)
-		}
-		fmt.Fprintf(w, "accepted at index %d\n", committed.Index)
 	}
 	if opts.detach {
 		return nil
@@ -68,6 +58,43 @@ func push(cmd *cobra.Command, files []string, opts pushOptions) error {
 	f := newFollower(c, w, before, plan, committed.Index, opts.timeout)
 	f.goal.touches = touches(m.Documents)
 	return f.run(ctx)
+}
+
+// replans is how often a push is planned again: a mesh that is pushed to more often
+// than that while one plan is read has a quarrel to settle.
+const replans = 5
+
+// commit plans and commits, and says so. A plan that the mesh has moved on from is
+// made again, unless the user gave an index: then somebody read a plan, and this
+// would not be that one.
+func (opts pushOptions) commit(ctx context.Context, c *api.Client, docs raftfsm.Documents, w io.Writer) (before api.Overview, plan raftfsm.Plan, done api.Committed, err error) {
+	if before, err = c.Overview(ctx); err != nil {
+		return before, plan, done, err
+	}
+	for try := 0; ; try++ {
+		plan, err = c.Plan(ctx, api.Change{Push: &api.Push{Documents: docs, Pending: opts.pending, At: opts.at}})
+		if err != nil {
+			return before, plan, done, err
+		}
+		writePlan(w, before, plan)
+		if len(plan.Changes) == 0 {
+			return before, plan, api.Committed{Index: before.Index}, nil
+		}
+		done, err = c.Push(ctx, api.Push{Documents: docs, Pending: opts.pending, At: plan.At})
+		var e *api.Error
+		switch {
+		case err == nil:
+			fmt.Fprintf(w, "accepted at index %d\n", done.Index)
+			return before, plan, done, nil
+		case opts.at != 0 || try == replans || !errors.As(err, &e) || e.Code != "stale-plan":
+			return before, plan, done, err
+		}
+		// This node may be the one that has not heard of the change yet.
+		if before, err = c.Newer(ctx, before.Index, glimpse); err != nil {
+			return before, plan, done, err
+		}
+		fmt.Fprintln(w, "the mesh was changed meanwhile; planned again:")
+	}
 }
 
 // touches says which assignments the documents speak of, changed or not.

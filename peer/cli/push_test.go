@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -132,6 +133,28 @@ nodes: [gamma]
 				t.Error("a refused push was committed")
 			}
 		})
+	}
+}
+
+func TestPushIsPlannedAgainWhenTheMeshChangedMeanwhile(t *testing.T) {
+	other := raftfsm.Documents{Modules: []raftfsm.Module{{Name: "other", Run: raftfsm.Run{Exec: []string{"/bin/true"}}}}}
+	meanwhile := func(m *mesh) error {
+		_, err := m.commit("beta", raftfsm.Push{Documents: other})
+		return err
+	}
+	m := newMesh(t)
+	m.meanwhile = meanwhile
+	m.golden(t, "push-planned-again", 0, "push", "--detach", file(t, "shop.yaml", database+separator+shop))
+	if m.docs != 1 {
+		t.Errorf("%d pushes committed, want one", m.docs)
+	}
+
+	// Not where the index was given: it says what the plan was that somebody read.
+	m = newMesh(t)
+	m.meanwhile = meanwhile
+	at := fmt.Sprint(m.state.Mesh.Changed)
+	if got := m.command(t, "push", "--detach", "--at", at, file(t, "shop.yaml", database+separator+shop)); got.code != 1 || !strings.Contains(got.err, "run meshd plan again") {
+		t.Errorf("push --at %s of a mesh that changed: exit code %d, %s", at, got.code, got.err)
 	}
 }
 
