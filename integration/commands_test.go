@@ -29,9 +29,9 @@ import (
 
 const (
 	// patience bounds everything that a script waits for.
-	patience = 30 * time.Second
+	patience = 30 * time.Second * slowness
 	// joinWithin is the 10 s that meshd join may take, and its start.
-	joinWithin = 12 * time.Second
+	joinWithin = 12 * time.Second * slowness
 	// glance is how often a script looks whether it came true.
 	glance = 100 * time.Millisecond
 	// callsAtOnce is how many calls are under way together: enough that the order

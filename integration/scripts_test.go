@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -32,7 +33,8 @@ func TestMain(m *testing.M) {
 }
 
 // TestScripts passes testdata/*.txt, each with a mesh of its own. As many run at
-// a time as there are processors: see go help testflag, -parallel.
+// a time as there are processors, and a quarter of that under the race detector: a
+// raft whose heartbeats are late does nothing but elect.
 func TestScripts(t *testing.T) {
 	meshd, err := exec.LookPath("meshd")
 	if err != nil {
@@ -61,9 +63,12 @@ func TestScripts(t *testing.T) {
 			t.Error(err)
 		}
 	})
+	slots := make(chan struct{}, max(runtime.GOMAXPROCS(0)/slowness, 1))
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata", WorkdirRoot: work,
 		Setup: func(env *testscript.Env) error {
+			slots <- struct{}{}
+			env.Defer(func() { <-slots })
 			dir, err := os.MkdirTemp(root, "")
 			if err != nil {
 				return err
