@@ -434,7 +434,7 @@ func TestARestartTouchesNothingThatRuns(t *testing.T) {
 		}
 		b.inUse()
 		b.converged("db")
-		b.idle(10 * time.Minute)
+		b.idle(3 * time.Minute)
 	})
 }
 
@@ -558,6 +558,6 @@ func TestAReboundConsumerLeavesNothingBehind(t *testing.T) {
 		if last := read(alpha.bindings() + "/shop@alpha")["db"]; last["provider"] != "pg-main" || last["username"] == before["username"] {
 			b.Errorf("back at the first the shop has %v, and had %v", last, before)
 		}
-		b.idle(10 * time.Minute)
+		b.idle(3 * time.Minute)
 	})
 }
