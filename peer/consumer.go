@@ -137,11 +137,7 @@ func (c *consumer) checkTasks(n need) []task {
 	return []task{{
 		key: fmt.Sprintf("%s %s %s", verbCheck, n.Binding, n.version()),
 		do: func(ctx context.Context) error {
-			kind := c.n.cfg.Kinds.Find(n.Kind)
-			if kind == nil {
-				return unknownKind(n.Kind)
-			}
-			fields, err := c.fields(kind, n)
+			kind, fields, err := c.fields(n)
 			if err != nil {
 				return err
 			}
@@ -161,16 +157,20 @@ func unknownKind(kind string) error {
 	return &provision.Error{Step: "find kind", Class: provision.BadConfig, Err: fmt.Errorf("this build knows no kind %q; run the same meshd on every node", kind)}
 }
 
-// fields are the bytes that the need delivers.
-func (c *consumer) fields(kind provision.Kind, n need) (map[string]string, error) {
+// fields are the bytes that the need delivers, and the kind that they are of.
+func (c *consumer) fields(n need) (provision.Kind, map[string]string, error) {
+	kind := c.n.cfg.Kinds.Find(n.Kind)
+	if kind == nil {
+		return nil, nil, unknownKind(n.Kind)
+	}
 	login, err := c.n.login(*n.Credential)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	res := provision.Resource{ID: n.ResourceID, Name: n.Resource.Name}
 	fields := kind.Fields(provision.Address(n.Address), res, login)
 	fields["provider"] = n.Provider
-	return fields, nil
+	return kind, fields, nil
 }
 
 // BusBinding is the directory beside an assignment's bindings that holds its
@@ -183,11 +183,7 @@ func (c *consumer) hand(run raftfsm.RunSpec, needs []need, digest string) error 
 	data := map[string]map[string]string{"node": c.n.nodeFields()}
 	files := map[string]map[string][]byte{}
 	for _, n := range needs {
-		kind := c.n.cfg.Kinds.Find(n.Kind)
-		if kind == nil {
-			return unknownKind(n.Kind)
-		}
-		fields, err := c.fields(kind, n)
+		_, fields, err := c.fields(n)
 		if err != nil {
 			return err
 		}

@@ -13,6 +13,7 @@ import (
 
 // facts is what one pass decides by.
 type facts struct {
+	state    *raftfsm.State // a copy: a pass needs no lock on what the log goes on changing
 	desired  raftfsm.Desired
 	jobs     map[string][]job  // by provider id
 	needs    map[string][]need // by assignment
@@ -67,21 +68,20 @@ func (n *Peer) catchUp(ctx context.Context) error {
 
 func (n *Peer) gather() facts {
 	f := facts{jobs: map[string][]job{}, needs: map[string][]need{}, members: map[string]string{}}
-	n.store.view(func(s *raftfsm.State) {
-		var self raftfsm.Node
-		self, f.isMember = s.Nodes[n.id()]
-		f.secrets, f.removed = self.Secrets, sortedKeys(s.Removed)
-		for id, m := range s.Nodes {
-			f.members[id] = m.Address
-		}
-		f.desired = s.Desired(n.id())
-		for _, spec := range f.desired.Provides {
-			f.jobs[raftfsm.ProviderID(spec.Assignment, spec.Kind)] = decideService(s, spec)
-		}
-		for _, run := range f.desired.Runs {
-			f.needs[run.Assignment] = decideNeeds(s, run)
-		}
-	})
+	n.store.view(func(s *raftfsm.State) { f.state = s.Clone() })
+	var self raftfsm.Node
+	self, f.isMember = f.state.Nodes[n.id()]
+	f.secrets, f.removed = self.Secrets, sortedKeys(f.state.Removed)
+	for id, m := range f.state.Nodes {
+		f.members[id] = m.Address
+	}
+	f.desired = f.state.Desired(n.id())
+	for _, spec := range f.desired.Provides {
+		f.jobs[raftfsm.ProviderID(spec.Assignment, spec.Kind)] = decideService(f.state, spec)
+	}
+	for _, run := range f.desired.Runs {
+		f.needs[run.Assignment] = decideNeeds(f.state, run)
+	}
 	return f
 }
 
@@ -93,7 +93,7 @@ func (n *Peer) pass() {
 	case f.isMember:
 		n.keepSecrets(f.secrets)
 		n.keepMembers(f)
-		n.layBus()
+		n.layBus(f)
 	case slices.Contains(f.removed, n.id()):
 		n.clearBus()
 	default:
@@ -144,12 +144,8 @@ func (n *Peer) keepMembers(f facts) {
 
 // layBus gives the bus its layout: routes, keys, grants and what is answered
 // here.
-func (n *Peer) layBus() {
-	var l bus.Layout
-	var err error
-	var s *raftfsm.State
-	n.store.view(func(now *raftfsm.State) { s = now.Clone() })
-	l, err = n.layout(s, s.Desired(n.id())) // it may write a key to the disk: not under the lock
+func (n *Peer) layBus(f facts) {
+	l, err := n.layout(f.state, f.desired)
 	if err == nil {
 		err = n.cfg.Bus.Apply(l)
 	}
