@@ -179,11 +179,19 @@ func (n *Node) Barrier(ctx context.Context) error {
 }
 
 // change makes one change of the configuration, and only of the one at prev (see Servers).
+//
+// A barrier follows it. The library replicates the change before it counts the vote that the change
+// gives: an acknowledgement in between is lost, and where that vote is needed the change waits for the
+// next entry, perhaps for ever.
 func (n *Node) change(ctx context.Context, what, id string, request func(id raft.ServerID, d time.Duration) raft.Future) error {
 	if id == "" {
 		return fmt.Errorf("%s: the node id is empty", what)
 	}
-	_, err := n.await(ctx, func(d time.Duration) raft.Future { return request(raft.ServerID(id), d) })
+	_, err := n.await(ctx, func(d time.Duration) raft.Future {
+		f := request(raft.ServerID(id), d)
+		n.raft.Barrier(d) // later in the log: the main loop has taken the change
+		return f
+	})
 	if err != nil {
 		return fmt.Errorf("%s %s: %w", what, id, n.explain(err))
 	}
