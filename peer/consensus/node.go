@@ -25,6 +25,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -125,13 +126,11 @@ func open(cfg Config) (*Node, error) {
 	rc := raft.DefaultConfig()
 	rc.LocalID = raft.ServerID(cfg.Node)
 	rc.Logger = logger
-	rc.HeartbeatTimeout = cfg.Timing.Heartbeat
-	rc.ElectionTimeout = cfg.Timing.Election
 	rc.LeaderLeaseTimeout = cfg.Timing.LeaderLease
 	rc.CommitTimeout = cfg.Timing.Commit
-	rc.SnapshotInterval = snapshotInterval
-	rc.SnapshotThreshold = snapshotThreshold
-	rc.TrailingLogs = trailingLogs
+	pace := pace(cfg.Timing, false)
+	rc.HeartbeatTimeout, rc.ElectionTimeout = pace.HeartbeatTimeout, pace.ElectionTimeout
+	rc.SnapshotInterval, rc.SnapshotThreshold, rc.TrailingLogs = pace.SnapshotInterval, pace.SnapshotThreshold, pace.TrailingLogs
 	rc.ShutdownOnRemove = false // a node that lost its vote or was removed is told so; it decides for itself
 	rc.NoLegacyTelemetry = true
 	logs, err := raft.NewLogCache(512, cfg.Disk.logs)
@@ -141,7 +140,7 @@ func open(cfg Config) (*Node, error) {
 	if err != nil {
 		return nil, errors.Join(err, n.driver.failure(), n.tap.Close())
 	}
-	n.tap.serve((&ballot{n.raft, cfg.Disk.logs, rc.LocalID}).take)
+	n.tap.serve((&ballot{n.raft, cfg.Disk.logs, rc.LocalID}).take, n.replicates)
 	n.stop = sync.OnceValue(n.halt) // the library hands out one future that waits, and later ones that do not
 	// The library falls back to an older snapshot when the machine refuses the newest. That is right
 	// for a torn file, which its checksum finds first, and wrong for one of another version.
@@ -149,7 +148,41 @@ func open(cfg Config) (*Node, error) {
 		return nil, errors.Join(err, n.stop().Error())
 	}
 	cfg.Log.Info("raft heartbeats go through the main loop", "why", "hashicorp/raft#695")
+	n.standAlone()
 	return n, nil
+}
+
+// pace is what the library's timers are while this node leads, and while it does not: a leader's
+// heartbeats are a tenth to a fifth of its own heartbeat time-out apart, which serves it for nothing
+// else but twice the longest pause between its tries to reach a peer.
+func pace(t Timing, leads bool) raft.ReloadableConfig {
+	c := raft.ReloadableConfig{
+		HeartbeatTimeout: t.Heartbeat, ElectionTimeout: t.Election,
+		SnapshotInterval: snapshotInterval, SnapshotThreshold: snapshotThreshold, TrailingLogs: trailingLogs,
+	}
+	if leads {
+		c.HeartbeatTimeout = max(10*t.Beat, t.LeaderLease)
+		c.ElectionTimeout = max(c.HeartbeatTimeout, t.Election)
+	}
+	return c
+}
+
+// standAlone makes the only voter lead at once. It has nobody to wait for.
+func (n *Node) standAlone() {
+	servers, _ := n.Servers()
+	voters := slices.DeleteFunc(servers, func(s Server) bool { return !s.Voter })
+	if len(voters) == 1 && voters[0].ID == n.cfg.Node {
+		n.tap.campaign()
+	}
+}
+
+// replicates reports whether this node leads in a term and has the peer in its newest configuration.
+func (n *Node) replicates(id raft.ServerID, term uint64) bool {
+	if n.raft.State() != raft.Leader || n.raft.CurrentTerm() != term {
+		return false
+	}
+	servers, _ := n.Servers()
+	return slices.ContainsFunc(servers, func(s Server) bool { return s.ID == string(id) })
 }
 
 // Bootstrap makes this node the first of a new mesh: the sole voter of an empty log. Refused with
@@ -167,6 +200,7 @@ func (n *Node) Bootstrap() error {
 	case err != nil:
 		return fmt.Errorf("bootstrap: %w", err)
 	}
+	n.standAlone()
 	return nil
 }
 
@@ -203,6 +237,9 @@ func (n *Node) Run(ctx context.Context) error {
 			// lost and won again, so every value ends the reign before it.
 			current.end()
 			current = nil
+			if err := n.raft.ReloadConfig(pace(n.cfg.Timing, leads)); err != nil {
+				n.cfg.Log.Error("set the pace of raft", "leads", leads, "err", err) // both were validated
+			}
 			if leads {
 				current = n.begin(ctx)
 			}
@@ -436,6 +473,7 @@ func (n *Node) halt() raft.Future {
 		}
 		break
 	}
+	n.tap.letGo()
 	return n.raft.Shutdown()
 }
 

@@ -21,9 +21,10 @@ func TestTimingsAreJudgedTogether(t *testing.T) {
 		"lease and leader":   {func(x *Timing) { x.Lease, x.Renew = time.Second, 100*time.Millisecond }, []string{"losing a leader ends every lease"}},
 		"leader lease long":  {func(x *Timing) { x.LeaderLease = 500 * time.Millisecond }, []string{"must not exceed the heartbeat"}},
 		"leader lease short": {func(x *Timing) { x.LeaderLease = 100 * time.Millisecond }, []string{"at least half the heartbeat"}},
+		"beat too rarely":    {func(x *Timing) { x.Beat = 110 * time.Millisecond }, []string{"beat 110ms", "at most a quarter of the leader lease"}},
 		"election":           {func(x *Timing) { x.Election = 100 * time.Millisecond }, []string{"must not be below the heartbeat"}},
 		"rpc":                {func(x *Timing) { x.RPC = 100 * time.Millisecond }, []string{"must not be below the leader lease"}},
-		"nothing":            {func(x *Timing) { *x = Timing{} }, []string{"heartbeat 0s", "commit 0s", "lease 0s", "renew 0s"}},
+		"nothing":            {func(x *Timing) { *x = Timing{} }, []string{"heartbeat 0s", "beat 0s", "commit 0s", "lease 0s", "renew 0s"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			x := LAN()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"sync"
 	"time"
@@ -19,6 +20,8 @@ const (
 	// deadStream is how soon an RPC on a stream fails whose peer is gone: at once. A failure that
 	// took longer was a time-out, and asking again would take as long.
 	deadStream = 50 * time.Millisecond
+	// lookAgain is how soon a held append finds that it is no longer wanted.
+	lookAgain = time.Second
 )
 
 // Streams opens streams to nodes by id, and takes those that they open. Both are authenticated.
@@ -35,6 +38,7 @@ type layer struct {
 	net.Listener
 	self    string
 	streams Streams
+	life    context.Context // of the dials
 
 	mu     sync.Mutex
 	open   map[net.Conn]struct{} // accepted; the library leaves those to the listener
@@ -83,7 +87,7 @@ func (l *layer) Close() error {
 func (l *layer) Addr() net.Addr { return nodeAddr(l.self) }
 
 func (l *layer) Dial(to raft.ServerAddress, timeout time.Duration) (net.Conn, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	ctx, cancel := context.WithTimeout(l.life, timeout)
 	defer cancel()
 	return l.streams.Dial(ctx, string(to), proto)
 }
@@ -110,21 +114,28 @@ type contact struct {
 //
 // It asks again for a vote that died with a stale pooled stream: after a peer has restarted the
 // first vote would otherwise be lost for the whole round. Votes may be asked for twice.
+//
+// It keeps an append that failed until its peer gives a sign of life, which the heartbeats beside it
+// ask for: the library waits longer after each failure, 10 s in the end, and cannot be woken.
 type tap struct {
 	*raft.NetworkTransport
 	started time.Time
 	rpcs    chan raft.RPC
+	wanted  func(id raft.ServerID, term uint64) bool // see Node.replicates
 	done    chan struct{}
 	once    sync.Once
+	letGo   func() // ends every hold and every dial, for good: the library does not stop before
+	life    context.Context
 	wg      sync.WaitGroup
 
 	mu       sync.Mutex
 	peers    map[raft.ServerID]contact
-	outTerm  uint64    // newest term in which we sent an append
-	outSince time.Time // when the first was sent
-	inTerm   uint64    // newest term of an append that we received
-	inAt     time.Time // receipt of the newest in inTerm
-	prevAt   time.Time // receipt of the newest in any term before
+	awaited  map[raft.ServerID]chan struct{} // closed when the peer is heard
+	outTerm  uint64                          // newest term in which we sent an append
+	outSince time.Time                       // when the first was sent
+	inTerm   uint64                          // newest term of an append that we received
+	inAt     time.Time                       // receipt of the newest in inTerm
+	prevAt   time.Time                       // receipt of the newest in any term before
 }
 
 var (
@@ -143,9 +154,11 @@ func newTap(self string, streams Streams, timeout time.Duration, log hclog.Logge
 		rpcs:    make(chan raft.RPC),
 		done:    make(chan struct{}),
 		peers:   map[raft.ServerID]contact{},
+		awaited: map[raft.ServerID]chan struct{}{},
 	}
+	x.life, x.letGo = context.WithCancel(context.Background())
 	x.NetworkTransport = raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
-		Stream:  &layer{Listener: lis, self: self, streams: streams, open: map[net.Conn]struct{}{}},
+		Stream:  &layer{Listener: lis, self: self, streams: streams, life: x.life, open: map[net.Conn]struct{}{}},
 		MaxPool: pooled,
 		Timeout: timeout,
 		Logger:  log,
@@ -157,8 +170,27 @@ func newTap(self string, streams Streams, timeout time.Duration, log hclog.Logge
 }
 
 // serve hands inbound RPCs to the main loop from now on, noting each before it is processed. take sees
-// it then, and may answer it.
-func (x *tap) serve(take func(raft.RPC) bool) { x.wg.Go(func() { x.forward(take) }) }
+// it then, and may answer it. wanted tells what is worth holding.
+func (x *tap) serve(take func(raft.RPC) bool, wanted func(raft.ServerID, uint64) bool) {
+	x.mu.Lock()
+	x.wanted = wanted
+	x.mu.Unlock()
+	x.wg.Go(func() { x.forward(take) })
+}
+
+// campaign makes this node a candidate at once, as a leader does that hands over to it.
+func (x *tap) campaign() {
+	now := raft.RPC{
+		Command:  &raft.TimeoutNowRequest{RPCHeader: raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax}},
+		RespChan: make(chan raft.RPCResponse, 1),
+	}
+	x.wg.Go(func() {
+		select {
+		case x.rpcs <- now:
+		case <-x.done:
+		}
+	})
+}
 
 func (x *tap) forward(take func(raft.RPC) bool) {
 	for {
@@ -187,6 +219,7 @@ func (x *tap) SetHeartbeatHandler(func(raft.RPC)) {}
 
 // Close ends the transport and every stream of it.
 func (x *tap) Close() error {
+	x.letGo()
 	x.once.Do(func() { close(x.done) })
 	err := x.NetworkTransport.Close()
 	x.NetworkTransport.CloseStreams()
@@ -219,6 +252,34 @@ func (x *tap) hear(id raft.ServerID, at time.Time) {
 	c := x.peers[id]
 	c.heard = at
 	x.peers[id] = c
+	if awaited, ok := x.awaited[id]; ok {
+		close(awaited)
+		delete(x.awaited, id)
+	}
+}
+
+// hold returns when the peer was heard after an instant, or when nothing is to be sent to it any more.
+func (x *tap) hold(id raft.ServerID, term uint64, after time.Time) {
+	for {
+		x.mu.Lock()
+		wanted := x.wanted
+		heard := x.peers[id].heard.After(after)
+		next, ok := x.awaited[id]
+		if !ok {
+			next = make(chan struct{})
+			x.awaited[id] = next
+		}
+		x.mu.Unlock()
+		if heard || wanted == nil || !wanted(id, term) {
+			return
+		}
+		select {
+		case <-next:
+		case <-time.After(lookAgain):
+		case <-x.life.Done():
+			return
+		}
+	}
 }
 
 // AppendEntries implements raft.Transport.
@@ -231,6 +292,10 @@ func (x *tap) AppendEntries(id raft.ServerID, to raft.ServerAddress, req *raft.A
 	x.mu.Unlock()
 	// The library shares one resp between heartbeats, so it is read only after a clean return.
 	if err := x.NetworkTransport.AppendEntries(id, to, req, resp); err != nil {
+		heartbeat := req.PrevLogEntry == 0 && req.LeaderCommitIndex == 0 && len(req.Entries) == 0
+		if !heartbeat {
+			x.hold(id, req.Term, sent)
+		}
 		return err
 	}
 	x.mu.Lock()
@@ -253,6 +318,16 @@ func (x *tap) AppendEntries(id raft.ServerID, to raft.ServerAddress, req *raft.A
 	c.matched = max(c.matched, req.PrevLogEntry+uint64(len(req.Entries)))
 	x.peers[id] = c
 	return nil
+}
+
+// InstallSnapshot implements raft.Transport.
+func (x *tap) InstallSnapshot(id raft.ServerID, to raft.ServerAddress, req *raft.InstallSnapshotRequest, resp *raft.InstallSnapshotResponse, data io.Reader) error {
+	sent := time.Now()
+	err := x.NetworkTransport.InstallSnapshot(id, to, req, resp, data)
+	if err != nil {
+		x.hold(id, req.Term, sent)
+	}
+	return err
 }
 
 // RequestVote implements raft.Transport.

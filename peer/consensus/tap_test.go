@@ -26,7 +26,7 @@ func openTap(t *testing.T, f *network.Fabric, id string) *tap {
 	if err != nil {
 		t.Fatal(err)
 	}
-	x.serve(func(raft.RPC) bool { return false })
+	x.serve(func(raft.RPC) bool { return false }, func(raft.ServerID, uint64) bool { return false })
 	return x
 }
 
