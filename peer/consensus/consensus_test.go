@@ -24,6 +24,10 @@ func TestMain(m *testing.M) {
 		child(dir)
 		return
 	}
+	if dir := os.Getenv("CONSENSUS_TEST_CHILDREN"); dir != "" {
+		children(dir)
+		return
+	}
 	goleak.VerifyTestMain(m)
 }
 
@@ -33,6 +37,8 @@ type ledger struct {
 	Entries []string
 	Indexes []uint64
 	Hash    [32]byte
+
+	applies func(index uint64) // called before an entry is applied, if it is there
 }
 
 var errPoison = errors.New("unknown command")
@@ -42,6 +48,9 @@ func (l *ledger) Apply(index uint64, entry []byte) (any, error) {
 	defer l.mu.Unlock()
 	if strings.HasPrefix(string(entry), "poison") {
 		return nil, errPoison
+	}
+	if l.applies != nil {
+		l.applies(index)
 	}
 	l.Entries = append(l.Entries, string(entry))
 	l.Indexes = append(l.Indexes, index)
@@ -89,21 +98,22 @@ func (l *ledger) hash() [32]byte {
 
 // member is one node of a test mesh, which may be down.
 type member struct {
-	id     string
-	timing consensus.Timing
-	lead   func(ctx context.Context, term uint64)
-	open   func(id string) (consensus.Streams, *consensus.Disk)
-	node   *consensus.Node
-	ledger *ledger
-	stop   context.CancelFunc
-	ran    chan error
+	id      string
+	timing  consensus.Timing
+	lead    func(ctx context.Context, term uint64)
+	open    func(id string) (consensus.Streams, *consensus.Disk)
+	applies func(index uint64) // see ledger
+	node    *consensus.Node
+	ledger  *ledger
+	stop    context.CancelFunc
+	ran     chan error
 }
 
 func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
 
 func (m *member) start() error {
 	streams, disk := m.open(m.id)
-	m.ledger = &ledger{}
+	m.ledger = &ledger{applies: m.applies}
 	n, err := consensus.Open(consensus.Config{
 		Node: m.id, Streams: streams, Disk: disk, Machine: m.ledger,
 		Timing: m.timing, Lead: m.lead, Log: quiet(),

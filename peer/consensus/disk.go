@@ -1,6 +1,7 @@
 package consensus
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -26,11 +27,13 @@ type Disk struct {
 	logs      raft.LogStore
 	stable    raft.StableStore
 	snapshots raft.SnapshotStore
+	mark      *mark
 	close     func() error
 }
 
 // OpenDisk opens or makes the files of a node in a directory of its own, mode 0700: raft.db (bbolt,
-// synced at every write, mode 0600) and snapshots/ (each with a CRC-64, the newest two are kept).
+// synced at every write, mode 0600), snapshots/ (each with a CRC-64, the newest two are kept) and mark,
+// which says how far the log was applied.
 func OpenDisk(dir string, log *slog.Logger) (*Disk, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("open consensus disk: %w", err)
@@ -54,10 +57,15 @@ func OpenDisk(dir string, log *slog.Logger) (*Disk, error) {
 	}
 	snapshots, err := raft.NewFileSnapshotStoreWithLogger(dir, retained, newLogger(log))
 	if err != nil {
-		db.Close()
-		return nil, fmt.Errorf("open snapshots in %s: %w", dir, err)
+		return nil, errors.Join(fmt.Errorf("open snapshots in %s: %w", dir, err), db.Close())
 	}
-	return &Disk{logs: db, stable: db, snapshots: snapshots, close: db.Close}, nil
+	m, err := openMark(filepath.Join(dir, "mark"), log)
+	if err != nil {
+		return nil, errors.Join(err, db.Close())
+	}
+	return &Disk{logs: db, stable: db, snapshots: snapshots, mark: m, close: func() error {
+		return errors.Join(m.close(), db.Close())
+	}}, nil
 }
 
 // MemoryDisk keeps everything in memory, for tests in virtual time. It outlives the node that uses
@@ -68,6 +76,7 @@ func MemoryDisk() *Disk {
 		logs:      db,
 		stable:    db,
 		snapshots: raft.NewInmemSnapshotStore(),
+		mark:      &mark{},
 		close:     func() error { return nil },
 	}
 }

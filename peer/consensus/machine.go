@@ -43,8 +43,14 @@ var errStopped = errors.New("the machine has failed and applies nothing more")
 type driver struct {
 	machine   Machine
 	snapshots raft.SnapshotStore
+	mark      *mark
 	applied   atomic.Uint64 // index of the newest entry that the machine contains
+	contained atomic.Uint64 // index up to which the newest snapshot that was restored contains the log
 	config    atomic.Uint64 // index of the newest committed configuration
+
+	mu     sync.Mutex // a replay and the library may both be at the machine
+	handed uint64     // index of the newest entry that the library handed on
+	opened bool       // what this node had by itself is restored
 
 	once   sync.Once
 	failed chan struct{} // closed after failure was set
@@ -53,8 +59,8 @@ type driver struct {
 
 var _ raft.ConfigurationStore = (*driver)(nil)
 
-func newDriver(m Machine, snapshots raft.SnapshotStore) *driver {
-	return &driver{machine: m, snapshots: snapshots, failed: make(chan struct{})}
+func newDriver(m Machine, disk *Disk) *driver {
+	return &driver{machine: m, snapshots: disk.snapshots, mark: disk.mark, failed: make(chan struct{})}
 }
 
 // StoreConfiguration implements raft.ConfigurationStore. The library compares a change with the
@@ -85,11 +91,23 @@ type outcome struct {
 	err    error
 }
 
-// Apply implements raft.FSM.
+// Apply implements raft.FSM. After a replay the library hands the same entries on once more.
 func (d *driver) Apply(l *raft.Log) any {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.handed = l.Index
+	return d.apply(l)
+}
+
+// apply applies an entry that the machine does not contain yet. d.mu is held.
+func (d *driver) apply(l *raft.Log) outcome {
 	if d.failure() != nil {
 		return outcome{err: errStopped}
 	}
+	if l.Index <= d.applied.Load() {
+		return outcome{}
+	}
+	d.mark.set(l.Index, l.Term)
 	result, err := d.machine.Apply(l.Index, l.Data)
 	if err != nil {
 		return outcome{err: d.fail(fmt.Errorf("apply entry %d of term %d: %w", l.Index, l.Term, err))}
@@ -98,10 +116,16 @@ func (d *driver) Apply(l *raft.Log) any {
 	return outcome{result: result}
 }
 
-// Snapshot implements raft.FSM.
+// Snapshot implements raft.FSM. The library labels it with the index of what it handed on: while a
+// replay is ahead of that, the label would be wrong.
 func (d *driver) Snapshot() (raft.FSMSnapshot, error) {
-	if d.failure() != nil {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	switch {
+	case d.failure() != nil:
 		return nil, errStopped
+	case d.handed < d.applied.Load():
+		return nil, raft.ErrNothingNewToSnapshot
 	}
 	w, err := d.machine.Snapshot()
 	if err != nil {
@@ -112,6 +136,8 @@ func (d *driver) Snapshot() (raft.FSMSnapshot, error) {
 
 // Restore implements raft.FSM.
 func (d *driver) Restore(r io.ReadCloser) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	if d.failure() != nil {
 		return errStopped
 	}
@@ -127,7 +153,12 @@ func (d *driver) Restore(r io.ReadCloser) error {
 	if err := d.machine.Restore(br); err != nil {
 		return d.fail(fmt.Errorf("restore snapshot: %w", err))
 	}
-	d.applied.Store(binary.BigEndian.Uint64(head[len(snapshotMagic):]))
+	index := binary.BigEndian.Uint64(head[len(snapshotMagic):])
+	if d.opened {
+		d.mark.set(index, 0) // a leader's; no entry of this log is it
+	}
+	d.applied.Store(index)
+	d.handed = index
 	// The newest in the store is the one that is being restored; where an older one is, because the
 	// newest is torn, the log still has what lies between.
 	newest, err := d.snapshots.List()
@@ -136,6 +167,13 @@ func (d *driver) Restore(r io.ReadCloser) error {
 	}
 	if len(newest) > 0 {
 		d.config.Store(newest[0].ConfigurationIndex)
+	}
+	// Which of them it is nobody says. One that ends before the newest entry of the state it is not.
+	d.contained.Store(index)
+	for _, s := range newest {
+		if s.Index >= index {
+			d.contained.Store(s.Index)
+		}
 	}
 	return nil
 }

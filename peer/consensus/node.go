@@ -13,7 +13,8 @@
 //
 //   - An entry for which Apply returned nil is in the log of a majority of voters, synced.
 //   - Machine.Apply sees every committed entry once, in the order of the log, on every node; after a
-//     restart it sees again those that came after the newest snapshot.
+//     restart it sees again those that came after the newest snapshot. As many of them as it had seen
+//     before it sees in Open, without a leader; see mark.go.
 //   - At most one Config.Lead runs at a time, and none before everything committed in earlier terms
 //     was applied here. Lead and its context are no proof of leadership to others: an old leader
 //     learns late that it is one. AckedSince is the proof.
@@ -85,6 +86,7 @@ type Node struct {
 	raft   *raft.Raft
 	tap    *tap
 	driver *driver
+	record record
 	slots  chan struct{} // a place for each proposal under way
 	news   chan struct{} // pokes spread: something was committed here
 	stop   func() raft.Future
@@ -113,7 +115,7 @@ func open(cfg Config) (*Node, error) {
 	}
 	n := &Node{
 		cfg:     cfg,
-		driver:  newDriver(cfg.Machine, cfg.Disk.snapshots),
+		driver:  newDriver(cfg.Machine, cfg.Disk),
 		slots:   make(chan struct{}, inFlight),
 		news:    make(chan struct{}, 1),
 		closing: make(chan struct{}),
@@ -140,13 +142,15 @@ func open(cfg Config) (*Node, error) {
 	if err != nil {
 		return nil, errors.Join(err, n.driver.failure(), n.tap.Close())
 	}
-	n.tap.serve((&ballot{n.raft, cfg.Disk.logs, rc.LocalID}).take, n.replicates)
 	n.stop = sync.OnceValue(n.halt) // the library hands out one future that waits, and later ones that do not
 	// The library falls back to an older snapshot when the machine refuses the newest. That is right
 	// for a torn file, which its checksum finds first, and wrong for one of another version.
 	if err := n.driver.failure(); err != nil {
 		return nil, errors.Join(err, n.stop().Error())
 	}
+	before, _ := cfg.Disk.mark.get()
+	n.record = record{whole: n.driver.replay(cfg.Disk.logs), index: before}
+	n.tap.serve((&ballot{n.raft, cfg.Disk.logs, rc.LocalID}).take, n.replicates)
 	cfg.Log.Info("raft heartbeats go through the main loop", "why", "hashicorp/raft#695")
 	n.standAlone()
 	return n, nil
@@ -331,8 +335,8 @@ func (n *Node) State() string {
 // Term is the newest term that this node has seen.
 func (n *Node) Term() uint64 { return n.raft.CurrentTerm() }
 
-// CommitIndex is the index of the newest entry that this node knows to be committed. It is not kept
-// on disk: after a restart it is 0 until a leader speaks.
+// CommitIndex is the index of the newest entry that a leader has said to be committed since this node
+// was started: 0 until one speaks. What was before, Recorded knows.
 func (n *Node) CommitIndex() uint64 { return n.raft.CommitIndex() }
 
 // AppliedIndex is the newest index up to which the machine contains every entry. Entries of the
