@@ -41,7 +41,8 @@
 //	   |                              +----------------------------------------+  |
 //	   +--------------------------------------------------------------------------+
 //
-// A leaving service runs nothing; it answers who holds the seat now, because for a second or two other
+// A closed service (Service.Closed) is bound and runs nothing either; it answers why. A leaving service
+// runs nothing; it answers who holds the seat now, because for a second or two other
 // nodes still send it calls, and silence would leave these in doubt.
 package bus
 

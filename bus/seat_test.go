@@ -333,6 +333,36 @@ func TestGateIsAskedBeforeAndAfter(t *testing.T) {
 	}
 }
 
+// TestAClosedServiceSaysWhy: it runs nothing, and answers as soon as it is open.
+func TestAClosedServiceSaysWhy(t *testing.T) {
+	m := newMesh(t, "alpha", "beta")
+	m.hold("store", "alpha", 12, func(context.Context, Call) ([]byte, error) { return []byte("open"), nil }, "query")
+	alpha := m.nodes["alpha"]
+	alpha.layout.Services[0].Closed = "no leader was heard"
+	m.apply()
+	for _, n := range m.nodes {
+		_, err := n.Call(within(t, time.Second), Caller{Node: n.name}, query, nil)
+		wantCode(t, err, CodeNotHolder, "mesh seat store on alpha: no leader was heard", "has not run")
+	}
+	answers, err := alpha.Survey(within(t, patience), patience)
+	must(t, err)
+	if b := answers[0].Bound; len(b) != 1 || !b[0].Leaving {
+		t.Errorf("a closed seat is surveyed as %+v", b)
+	}
+	if list := alpha.announced(); len(list) != 0 {
+		t.Errorf("a closed seat announces itself: %v", list)
+	}
+	done := make(chan error, 1)
+	go func() {
+		_, err := m.nodes["beta"].Call(within(t, patience), Caller{Node: "beta"}, query, nil)
+		done <- err
+	}()
+	alpha.layout.Services = slices.Clone(alpha.layout.Services)
+	alpha.layout.Services[0].Closed = ""
+	m.apply()
+	must(t, <-done)
+}
+
 // TestSeatLostWhileItRuns: without any gate, an answer still does not leave a node that lost the seat.
 func TestSeatLostWhileItRuns(t *testing.T) {
 	m := newMesh(t, "alpha", "beta")

@@ -170,6 +170,8 @@ func (s *service) receive(m *nats.Msg) {
 	switch {
 	case leaving:
 		s.answerLeft(m, spec)
+	case spec.Closed != "":
+		s.answer(m, spec, nil, fail(CodeNotHolder, "%s on %s: %s", spec.label(), s.bus.cfg.NodeName, spec.Closed))
 	case !slices.Contains(spec.Verbs, name):
 		s.answer(m, spec, nil, fail(CodeNoSuchVerb, "%s on %s has no %q; it has: %s",
 			spec.label(), s.bus.cfg.NodeName, name, list(spec.Verbs)))

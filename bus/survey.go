@@ -54,7 +54,7 @@ func (b *Bus) boundSeats() []Bound {
 	for _, s := range *b.bound.Load() {
 		spec, leaving := s.state()
 		if spec.Scope == ScopeMesh {
-			out = append(out, Bound{Seat: spec.Seat, Assignment: spec.Assignment, Epoch: spec.Epoch, Leaving: leaving})
+			out = append(out, Bound{Seat: spec.Seat, Assignment: spec.Assignment, Epoch: spec.Epoch, Leaving: leaving || spec.Closed != ""})
 		}
 	}
 	return out

@@ -99,6 +99,7 @@ type command func(ctx context.Context, s *stage, ts *testscript.TestScript, args
 //	expand FILE...                replace $NAME in files
 //	let NAME                      set $NAME to what the last command printed
 //	pid ASSIGNMENT                print the process id of what runs for it
+//	end ASSIGNMENT                kill -9 what runs for it
 //	delivered ASSIGNMENT REQUIREMENT FIELD
 //	                              print a file that was delivered
 //	calls N NODE TARGET           call N times through the node, and print how often each
@@ -110,7 +111,7 @@ func commands() map[string]func(*testscript.TestScript, bool, []string) {
 		"mesh": mesh, "another-mesh": anotherMesh, "join": join, "blob": blob, "on": on, "code": code, "until": untilMatch, "while": whileMatch,
 		"kill-node": each((*Node).Kill), "stop-node": each((*Node).Stop), "start-node": start,
 		"postgres": postgres, "sql": sql, "login": login, "expand": expand, "let": let,
-		"pid": pid, "delivered": delivered, "calls": calls,
+		"pid": pid, "end": end, "delivered": delivered, "calls": calls,
 	}
 	out := map[string]func(*testscript.TestScript, bool, []string){}
 	for name, run := range all {
@@ -398,6 +399,19 @@ func pid(_ context.Context, s *stage, ts *testscript.TestScript, args []string) 
 	}
 	fmt.Fprintln(ts.Stdout(), pids[0])
 	return nil
+}
+
+func end(ctx context.Context, s *stage, _ *testscript.TestScript, args []string) error {
+	if len(args) != 1 {
+		return errUsage
+	}
+	return until(ctx, func() bool {
+		pids, err := s.mesh.Processes(args[0])
+		for _, pid := range pids {
+			_ = syscall.Kill(pid, syscall.SIGKILL) // one that is gone is what is wanted
+		}
+		return err == nil && len(pids) == 0
+	})
 }
 
 func delivered(_ context.Context, s *stage, ts *testscript.TestScript, args []string) error {

@@ -79,6 +79,7 @@ type processes struct {
 	apps    map[string]*app
 	signals []string
 	health  supervise.State // of those that have a check
+	held    int             // calls of Hold
 	frozen  bool            // Set is not heeded: processes take their time
 }
 
@@ -100,6 +101,19 @@ type app struct {
 	starts int
 	cancel context.CancelFunc
 	done   chan struct{}
+}
+
+func (p *processes) Hold(specs []supervise.Spec) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.held++
+	for _, spec := range specs {
+		if p.apps[spec.Name] == nil {
+			a := &app{}
+			p.apps[spec.Name] = a
+			a.start(p, spec)
+		}
+	}
 }
 
 func (p *processes) Set(specs []supervise.Spec, keep []string) {

@@ -492,8 +492,9 @@ func TestAConsumerThatMovesWhileItsCredentialIsUnderWay(t *testing.T) {
 	})
 }
 
-// TestAnOldStateIsNotActedOn: a node that has started knows its snapshot until a
-// leader speaks. What it runs was decided later, and goes on.
+// TestAnOldStateIsNotActedOn: a node that does not know how far it had applied its
+// log knows its snapshot until a leader speaks. What it runs was decided later, and
+// goes on.
 func TestAnOldStateIsNotActedOn(t *testing.T) {
 	inMesh(t, func(b *bed) {
 		alpha := b.node("alpha")
@@ -503,8 +504,12 @@ func TestAnOldStateIsNotActedOn(t *testing.T) {
 		secrets := alpha.local.Setting(SecretsSetting)
 		alpha.kill()
 		b.fabric.Isolate(alpha.keys.NodeID())
+		alpha.disk.LoseMark()
 		alpha.restart()
 		time.Sleep(2 * time.Minute)
+		if alpha.holds() != 0 {
+			b.Error("an old state was taken for a record")
+		}
 		if v := alpha.peer.View(); len(v.State.Nodes) == 0 || len(v.State.Bindings) != 0 || v.Age != -1 {
 			b.Fatalf("the test is wrong: alpha knows %d nodes and %d bindings, age %v", len(v.State.Nodes), len(v.State.Bindings), v.Age)
 		}

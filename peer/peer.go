@@ -61,6 +61,8 @@ type Processes interface {
 	// Set makes specs what runs. Names in keep are left as they are, running or
 	// not: what they should be is not known yet.
 	Set(specs []supervise.Spec, keep []string)
+	// Hold starts what of specs does not run, and ends nothing.
+	Hold(specs []supervise.Spec)
 	Status() map[string]supervise.Status
 	Signal(name string, sig syscall.Signal) error
 	Outputs
@@ -125,6 +127,7 @@ type Peer struct {
 	local     *Local
 	observed  *observed
 	loops     loops
+	basis     basis
 	leaving   atomic.Bool  // this node is about to leave: it should have no vote
 	farewells atomic.Int32 // removals whose answer is not out yet
 	work      sync.WaitGroup
@@ -147,6 +150,7 @@ type loops struct {
 func New(cfg Config) (*Peer, error) {
 	n := &Peer{
 		cfg: cfg, store: newStore(), local: cfg.Local, client: newClient(cfg.Network), loops: loops{make(chan struct{}, 1), make(chan struct{}, 1), make(chan struct{}, 1)},
+		basis:    newBasis(),
 		services: map[string]*service{}, consumers: map[string]*consumer{},
 	}
 	n.observed = newObserved(func() { poke(n.loops.report) })
@@ -157,6 +161,7 @@ func New(cfg Config) (*Peer, error) {
 		return nil, err
 	}
 	n.raft = node
+	n.basis.record = n.ownRecord()
 	if n.local.Setting(InitSetting) != "" {
 		if err := node.Bootstrap(); err != nil && !errors.Is(err, consensus.ErrBootstrapped) {
 			return nil, errors.Join(err, node.Close())
@@ -183,6 +188,7 @@ func (n *Peer) Run(ctx context.Context) error {
 	defer n.close()
 	group.Go(func() error { return n.raft.Run(ctx) })
 	group.Go(func() error { return n.serve(ctx) })
+	group.Go(func() error { return n.listen(ctx) })
 	group.Go(func() error { return n.reconcile(ctx) })
 	group.Go(func() error { return n.reporting(ctx) })
 	group.Go(func() error { return n.announce(ctx) })
@@ -222,7 +228,7 @@ func (n *Peer) serviceOf(provider string) *service {
 // announce keeps this node's own record in the log true: its addresses and what
 // its build understands.
 func (n *Peer) announce(ctx context.Context) error {
-	if n.catchUp(ctx) != nil {
+	if await(ctx, 0, n.basis.heard, nil) != nil {
 		return nil // else the old addresses of an old state would be corrected again
 	}
 	for {
@@ -272,7 +278,7 @@ const tellAgain = time.Second
 
 // reporting tells the log what this node saw and the log does not hold.
 func (n *Peer) reporting(ctx context.Context) error {
-	if n.catchUp(ctx) != nil {
+	if await(ctx, 0, n.basis.heard, nil) != nil {
 		return nil
 	}
 	var last raftfsm.NodeReport

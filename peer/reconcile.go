@@ -27,41 +27,26 @@ const (
 	// settle is how far apart passes are: a single change is acted on at once, and
 	// of a burst of them all but the first are one pass.
 	settle = 5 * time.Millisecond
-	// catchUpEvery is how often a node that has just started looks whether it has
-	// read the log: it does so within milliseconds of a leader's first word.
-	catchUpEvery = 100 * time.Millisecond
 )
 
 // reconcile is the one loop: it makes this node what the log asks of it. It does
 // nothing slow itself.
 func (n *Peer) reconcile(ctx context.Context) error {
-	if n.catchUp(ctx) != nil {
-		return nil
-	}
 	for {
 		changed := n.store.watch()
-		n.pass()
+		if n.hasHeard() {
+			n.basis.record = nil
+			n.pass()
+		} else {
+			n.passOnRecord()
+			changed = nil // what is applied until then is of long ago
+		}
 		next := time.Now().Add(settle)
 		if await(ctx, everythingEvery, changed, n.loops.reconcile) != nil {
 			return nil
 		}
 		if wait := time.Until(next); wait > 0 && await(ctx, wait, nil, nil) != nil {
 			return nil
-		}
-	}
-}
-
-// catchUp waits until this node has applied all that it knows to be committed.
-// While a node that has started reads its log again, its state is one of long
-// ago: to act on that would stop what was assigned since, and use keys that were
-// replaced.
-func (n *Peer) catchUp(ctx context.Context) error {
-	for {
-		if commit := n.raft.CommitIndex(); commit > 0 && n.raft.AppliedIndex() >= commit {
-			return nil
-		}
-		if err := await(ctx, catchUpEvery, nil, nil); err != nil {
-			return err
 		}
 	}
 }
@@ -93,12 +78,13 @@ func (n *Peer) pass() {
 	case f.isMember:
 		n.keepSecrets(f.secrets)
 		n.keepMembers(f)
-		n.layBus(f)
+		n.layBus(f, "")
 	case slices.Contains(f.removed, n.id()):
 		n.clearBus()
 	default:
 		return
 	}
+	n.basis.lay()
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	work := map[raftfsm.TroubleReport]bool{}
@@ -143,9 +129,14 @@ func (n *Peer) keepMembers(f facts) {
 }
 
 // layBus gives the bus its layout: routes, keys, grants and what is answered
-// here.
-func (n *Peer) layBus(f facts) {
+// here. Closed is why mesh seats are not, for now; empty where they are.
+func (n *Peer) layBus(f facts, closed string) {
 	l, err := n.layout(f.state, f.desired)
+	for i := range l.Services {
+		if l.Services[i].Scope == bus.ScopeMesh {
+			l.Services[i].Closed = closed
+		}
+	}
 	if err == nil {
 		err = n.cfg.Bus.Apply(l)
 	}
@@ -208,8 +199,12 @@ func (n *Peer) passConsumers(f facts, work map[raftfsm.TroubleReport]bool) {
 }
 
 func (n *Peer) passProcesses(f facts) {
-	var specs []supervise.Spec
-	var keep []string
+	n.cfg.Processes.Set(n.processes(f))
+	n.store.view(func(s *raftfsm.State) { n.noteProcesses(s, f.desired.Runs) })
+}
+
+// processes are what is to run, and the names of which that is not known yet.
+func (n *Peer) processes(f facts) (specs []supervise.Spec, keep []string) {
 	for _, run := range f.desired.Runs {
 		switch spec, known := n.consumers[run.Assignment].running(); {
 		case spec != nil:
@@ -218,8 +213,7 @@ func (n *Peer) passProcesses(f facts) {
 			keep = append(keep, run.Assignment)
 		}
 	}
-	n.cfg.Processes.Set(specs, keep)
-	n.store.view(func(s *raftfsm.State) { n.noteProcesses(s, f.desired.Runs) })
+	return specs, keep
 }
 
 // sweep removes what was delivered to assignments that are gone, whoever

@@ -28,7 +28,11 @@ func (n *Peer) Verify(ctx context.Context) ([]Finding, error) {
 	}
 	var holders map[string]raftfsm.Holder
 	n.store.view(func(s *raftfsm.State) { holders = s.Desired(n.id()).Holders })
-	return decideFindings(holders, answers), nil
+	findings := decideFindings(holders, answers)
+	if !n.hasHeard() {
+		findings = append(findings, Finding{Node: n.cfg.Self.Name, Text: unheard + "; who is named is what it knew then"})
+	}
+	return findings, nil
 }
 
 func decideFindings(holders map[string]raftfsm.Holder, answers []bus.Answer) []Finding {

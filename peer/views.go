@@ -23,7 +23,7 @@ import (
 type View struct {
 	State   *raftfsm.State
 	Leader  string        // node id, "" for none
-	Age     time.Duration // since the last word from a leader: how old State may be; -1 for none since the start
+	Age     time.Duration // since the last word from a leader: how old State may be; -1: it is this node's own record, as no leader was heard out since it started
 	Quorum  bool
 	Missing []string // node ids of voters that do not answer
 	Voters  []string // node ids
@@ -36,7 +36,7 @@ func (n *Peer) View() View {
 	n.store.view(func(s *raftfsm.State) { v.State = s.Clone() })
 	v.Leader, v.Quorum = n.raft.Leader()
 	switch {
-	case n.raft.CommitIndex() == 0:
+	case !n.hasHeard():
 		v.Age = -1
 	case !v.Quorum:
 		last := n.raft.LastAppendBefore(math.MaxUint64)

@@ -48,14 +48,14 @@ type node struct {
 }
 
 // run brings the node in the directory to life and runs it until ctx ends. say is
-// called once it serves and knows its mesh, because a command that comes earlier
-// is refused; and before, with knows false, if that takes longer than a leader
-// needs.
+// called once it serves and has heard a leader out; and before, with heard false,
+// if that takes longer than a leader needs, or a moment where the node serves
+// without one.
 //
 // The order: what locks the directory first, so that two processes never run
 // one; then who we are; then the ports, from the innermost to the one that lets
 // the log in; the parts that act on the log last.
-func run(ctx context.Context, p place, log *slog.Logger, say func(n *node, knows bool)) (err error) {
+func run(ctx context.Context, p place, log *slog.Logger, say func(n *node, heard bool)) (err error) {
 	s, err := p.load()
 	if err != nil {
 		return fmt.Errorf("%w; make a mesh with meshd init, or join one with meshd join", err)
@@ -80,12 +80,16 @@ func run(ctx context.Context, p place, log *slog.Logger, say func(n *node, knows
 	group.Go(func() error { return n.peer.Run(ctx) })
 	group.Go(func() error { return n.backend().Serve(ctx, listener) })
 	group.Go(func() error {
-		waiting, stop := context.WithTimeout(ctx, leaderWithin)
+		within := leaderWithin
+		if n.peer.HasRecord() {
+			within = recordWithin
+		}
+		waiting, stop := context.WithTimeout(ctx, within)
 		defer stop()
-		if n.peer.Wait(waiting, 0) != nil && ctx.Err() == nil {
+		if n.peer.Up(waiting, true) != nil && ctx.Err() == nil {
 			say(n, false)
 		}
-		if n.peer.Wait(ctx, 0) == nil {
+		if n.peer.Up(ctx, true) == nil {
 			say(n, true)
 		}
 		return nil
@@ -93,9 +97,14 @@ func run(ctx context.Context, p place, log *slog.Logger, say func(n *node, knows
 	return group.Wait()
 }
 
-// leaderWithin is how long a node waits for a leader without a word: elections
-// take 0.8 s, and all nodes may be starting at once.
-const leaderWithin = 4 * time.Second
+const (
+	// leaderWithin is how long a node that knows nothing waits for a leader without
+	// a word: elections take 0.8 s, and all nodes may be starting at once.
+	leaderWithin = 4 * time.Second
+	// recordWithin is as much for a node that serves by its record. A leader that is
+	// there is heard sooner.
+	recordWithin = 300 * time.Millisecond
+)
 
 // closers are closed in the reverse order of their opening.
 type closers []func() error

@@ -148,12 +148,21 @@ func makeKeys(p place) (*identity.Keys, error) {
 
 // foreground runs the node until a signal, and says when it serves.
 func foreground(ctx context.Context, p place, out, logs io.Writer, verbose bool) error {
-	return run(ctx, p, newLog(logs, verbose), func(n *node, knows bool) {
-		if !knows {
+	up := false
+	return run(ctx, p, newLog(logs, verbose), func(n *node, heard bool) {
+		switch {
+		case up:
+			fmt.Fprintln(out, "A leader is heard: things can change again.")
+			return
+		case !heard && !n.peer.HasRecord():
 			fmt.Fprintf(out, "Node %s of mesh %s runs, and has found no leader yet: it goes on once most of the voters are up.\n", n.Name, n.Mesh)
 			return
 		}
+		up = true
 		fmt.Fprintf(out, "Node %s of mesh %s is up: mesh port %s, bus %s, socket %s\n", n.Name, n.Mesh, n.reach(n.MeshPort), n.reach(n.RoutePort), p.socket())
+		if !heard {
+			fmt.Fprintf(out, "It has heard no leader yet and goes by its own record, index %d: nothing can change until most of the voters are up.\n", n.peer.View().State.Index)
+		}
 		if p.dir != rootDir {
 			fmt.Fprintf(out, "For the other commands: export MESHD_SOCKET=%s\n", p.socket())
 		}

@@ -163,7 +163,11 @@ func TestStatusWithoutAQuorum(t *testing.T) {
 	m.over.Alive = map[string]bool{"alpha": true, "beta": true, "gamma": true}
 	m.golden(t, "status-silent", 2, "status", "beta")
 	m.over.Age = -1
-	if got := standing(m.look()); !strings.Contains(got, "as it was when this node last ran") {
+	if got := standing(m.look()); !strings.Contains(got, "This is index 21, its own record: it has heard no leader since it started.") {
+		t.Error(got)
+	}
+	m.over.Quorum, m.over.Leader = true, "beta"
+	if got := standing(m.look()); !strings.Contains(got, "index 21, its own record; it is reading what beta, the leader, has since then") {
 		t.Error(got)
 	}
 }

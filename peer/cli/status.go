@@ -153,15 +153,18 @@ func (g *glance) write(w io.Writer, o api.Overview, colour bool) {
 
 // standing is the line that says how good the answer is.
 func standing(o api.Overview) string {
-	if o.Quorum {
-		return fmt.Sprintf("mesh %s seen from %s: index %d, leader %s, %s old", o.State.Mesh.ID, o.Self, o.Index, o.Leader, span(o.Age))
+	from := fmt.Sprintf("mesh %s seen from %s", o.State.Mesh.ID, o.Self)
+	switch {
+	case o.Quorum && o.Age < 0:
+		return fmt.Sprintf("%s: index %d, its own record; it is reading what %s, the leader, has since then", from, o.Index, o.Leader)
+	case o.Quorum:
+		return fmt.Sprintf("%s: index %d, leader %s, %s old", from, o.Index, o.Leader, span(o.Age))
 	}
-	age := "as it was when this node last ran"
-	if o.Age >= 0 {
-		age = span(o.Age) + " old"
+	age := span(o.Age) + " old"
+	if o.Age < 0 {
+		age = "its own record: it has heard no leader since it started"
 	}
-	return fmt.Sprintf("mesh %s seen from %s has no quorum: %s. Nothing can be changed, and what runs goes on. This is index %d, %s.",
-		o.State.Mesh.ID, o.Self, noQuorum(o), o.Index, age)
+	return fmt.Sprintf("%s has no quorum: %s. Nothing can be changed, and what runs goes on. This is index %d, %s.", from, noQuorum(o), o.Index, age)
 }
 
 func problemTable(o api.Overview, all []problem) table {

@@ -16,6 +16,36 @@ import (
 	"time"
 )
 
+// TestHoldEndsNothing: before Set what runs goes on, listed or not, and what is
+// listed and does not run is started.
+func TestHoldEndsNothing(t *testing.T) {
+	dir := newDir(t)
+	listed, unlisted := shell("listed@a", "exec sleep 1000"), shell("unlisted@a", "exec sleep 1000")
+	a := run(t, dir)
+	a.Set([]Spec{listed, unlisted}, nil)
+	pids := map[string]int{"listed@a": a.reach("listed@a", Running).PID, "unlisted@a": a.reach("unlisted@a", Running).PID}
+	a.leave()
+
+	b := run(t, dir)
+	other := listed
+	other.Fingerprint = "2"
+	b.Hold([]Spec{other, shell("fresh@a", "exec sleep 1000")})
+	fresh := b.reach("fresh@a", Running).PID
+	for name, pid := range pids {
+		if st := b.reach(name, Running); st.PID != pid {
+			t.Errorf("%s was touched: %+v, want the process %d", name, st, pid)
+		}
+	}
+	b.Set([]Spec{listed, shell("fresh@a", "exec sleep 1000")}, nil)
+	until(t, "what is not wanted is gone", func() bool { _, is := b.Status()["unlisted@a"]; return !is })
+	if st := b.reach("listed@a", Running); st.PID != pids["listed@a"] {
+		t.Errorf("taken over: %+v, want the process %d", st, pids["listed@a"])
+	}
+	if st := b.reach("fresh@a", Running); st.PID != fresh {
+		t.Errorf("taken over: %+v, want the process %d", st, fresh)
+	}
+}
+
 // TestKillNineAndAdopt kills a whole meshd and lets others take over.
 func TestKillNineAndAdopt(t *testing.T) {
 	dir := newDir(t)

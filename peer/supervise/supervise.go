@@ -245,7 +245,13 @@ func (s *Supervisor) launch(name string, c *child) {
 // restart of meshd until everything has been read again. A spec that breaks
 // a rule is refused by itself (see Status); a process of that name which runs is
 // then left as it is.
-func (s *Supervisor) Set(specs []Spec, keep []string) {
+func (s *Supervisor) Set(specs []Spec, keep []string) { s.wish(specs, keep, true) }
+
+// Hold starts what of specs does not run, and ends nothing: it is for before the
+// first Set, while it is not known what else should run, or how.
+func (s *Supervisor) Hold(specs []Spec) { s.wish(specs, nil, false) }
+
+func (s *Supervisor) wish(specs []Spec, keep []string, all bool) {
 	wishes := make(map[string]wish, len(specs))
 	for _, spec := range specs {
 		spec = spec.clone()
@@ -265,7 +271,7 @@ func (s *Supervisor) Set(specs []Spec, keep []string) {
 			wishes[name] = wish{keep: true}
 		}
 	}
-	s.wishes, s.told = wishes, true
+	s.wishes, s.told = wishes, s.told || all
 	s.wake()
 }
 

@@ -82,7 +82,7 @@ func (w *worker) run(ctx context.Context) {
 			w.bury(ctx, true)
 		case w.child != nil:
 			w.watch(ctx, o)
-		case !o.told, o.keep:
+		case !o.told && !o.wanted, o.keep:
 			w.pause(ctx, 0)
 		case !o.wanted:
 			if w.clear(ctx) && w.retire() {
