@@ -105,7 +105,7 @@ type Service struct {
 	Assignment string // whose tools, or which assignment answers the seat
 	Verbs      []string
 	Epoch      uint64 // of a mesh seat
-	Closed     string // why this node does not answer it for now, although it is named; empty while it does
+	Closed     string // why this node does not answer it, although it is named; empty while it does
 	Gate       Gate   // optional; asked around every call
 	Handler    Handler
 }

@@ -19,7 +19,7 @@ func (n *Peer) leading(ctx context.Context, term uint64) {
 	defer func() {
 		n.mu.Lock()
 		defer n.mu.Unlock()
-		n.led = time.Now()
+		n.basis.led = time.Now()
 	}()
 	refused := map[raftfsm.Hold]uint64{} // what the state did not take, and at which change of it
 	for {

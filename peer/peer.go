@@ -127,7 +127,7 @@ type Peer struct {
 	local     *Local
 	observed  *observed
 	loops     loops
-	basis     basis
+	basis     basis        // what this node goes by
 	leaving   atomic.Bool  // this node is about to leave: it should have no vote
 	farewells atomic.Int32 // removals whose answer is not out yet
 	work      sync.WaitGroup
@@ -136,7 +136,6 @@ type Peer struct {
 	mu        sync.Mutex
 	services  map[string]*service  // by provider id
 	consumers map[string]*consumer // by assignment
-	led       time.Time            // when this node led last, zero for never
 }
 
 // loops are the pokes of a Peer's loops.

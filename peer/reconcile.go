@@ -129,7 +129,7 @@ func (n *Peer) keepMembers(f facts) {
 }
 
 // layBus gives the bus its layout: routes, keys, grants and what is answered
-// here. Closed is why mesh seats are not, for now; empty where they are.
+// here. Closed is why mesh seats are not; empty where they are.
 func (n *Peer) layBus(f facts, closed string) {
 	l, err := n.layout(f.state, f.desired)
 	for i := range l.Services {

@@ -43,6 +43,7 @@ type basis struct {
 	heard  chan struct{} // closed once a leader was heard out
 	laid   chan struct{} // closed once the bus was laid
 	lay    func()        // closes laid
+	led    time.Time     // when this node led last, zero for never; guarded by Peer.mu
 }
 
 func newBasis() basis {

@@ -41,8 +41,8 @@ func (n *Peer) View() View {
 	case !v.Quorum:
 		last := n.raft.LastAppendBefore(math.MaxUint64)
 		n.mu.Lock()
-		if n.led.After(last) {
-			last = n.led
+		if n.basis.led.After(last) {
+			last = n.basis.led
 		}
 		n.mu.Unlock()
 		v.Age = time.Since(last)

@@ -83,7 +83,7 @@ type Overview struct {
 	State   *raftfsm.State  // without sealed secrets
 	Leader  string          // name, "" for none
 	Index   uint64          // of State
-	Age     time.Duration   // since the last word from a leader; -1 is never
+	Age     time.Duration   // since the last word from a leader; -1: none was heard out since the node started
 	Quorum  bool            // a leader is known, so something can change
 	Missing []string        // names of voters that do not answer
 	Alive   map[string]bool // by node name; a hint

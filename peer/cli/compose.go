@@ -101,9 +101,9 @@ const (
 	// leaderWithin is how long a node that knows nothing waits for a leader without
 	// a word: elections take 0.8 s, and all nodes may be starting at once.
 	leaderWithin = 4 * time.Second
-	// recordWithin is as much for a node that serves by its record. A leader that is
-	// there is heard sooner.
-	recordWithin = 300 * time.Millisecond
+	// recordWithin is as much for a node that serves by its record: a leader that is
+	// there has been heard by then, most often.
+	recordWithin = 400 * time.Millisecond
 )
 
 // closers are closed in the reverse order of their opening.

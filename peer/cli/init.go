@@ -161,7 +161,7 @@ func foreground(ctx context.Context, p place, out, logs io.Writer, verbose bool)
 		up = true
 		fmt.Fprintf(out, "Node %s of mesh %s is up: mesh port %s, bus %s, socket %s\n", n.Name, n.Mesh, n.reach(n.MeshPort), n.reach(n.RoutePort), p.socket())
 		if !heard {
-			fmt.Fprintf(out, "It has heard no leader yet and goes by its own record, index %d: nothing can change until most of the voters are up.\n", n.peer.View().State.Index)
+			fmt.Fprintf(out, "It has heard no leader yet and goes by its own record, index %d: nothing can change until it hears one, which takes most of the voters.\n", n.peer.View().State.Index)
 		}
 		if p.dir != rootDir {
 			fmt.Fprintf(out, "For the other commands: export MESHD_SOCKET=%s\n", p.socket())

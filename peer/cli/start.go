@@ -15,7 +15,7 @@ func newStartCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "start",
 		Short: "Run the node of this machine, in the foreground",
-		Long:  "Run the node of this machine, in the foreground. It was made by meshd init or meshd join.\nWhat it supervises goes on running when it is stopped, and is taken over when it is started again.",
+		Long:  "Run the node of this machine, in the foreground. It was made by meshd init or meshd join.\nWhat it supervises goes on running when it is stopped, and is taken over when it is started again.\nWhere it hears no leader it goes by its own record: what needs nobody else works, and nothing changes.",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			abs, err := filepath.Abs(dir)

@@ -19,7 +19,7 @@ type glance struct {
 	Self      string          `json:"self"`
 	Index     uint64          `json:"index"`
 	Leader    string          `json:"leader"`
-	Age       float64         `json:"age"` // seconds since the last word from a leader; -1 is never
+	Age       float64         `json:"age"` // seconds since the last word from a leader; -1: none was heard out since the node started
 	Quorum    bool            `json:"quorum"`
 	Missing   []string        `json:"missing"`
 	Nodes     []nodeRow       `json:"nodes"`

@@ -36,8 +36,6 @@ const (
 	markSync = time.Second
 )
 
-var crcTable = crc64.MakeTable(crc64.ECMA)
-
 // mark is the place where the mark is kept: a file, or memory alone where there is none.
 type mark struct {
 	log   *slog.Logger
@@ -72,13 +70,15 @@ func openMark(path string, log *slog.Logger) (*mark, error) {
 func encodeMark(index, term uint64) []byte {
 	b := binary.BigEndian.AppendUint64([]byte(markMagic), index)
 	b = binary.BigEndian.AppendUint64(b, term)
-	return binary.BigEndian.AppendUint64(b, crc64.Checksum(b, crcTable))
+	return binary.BigEndian.AppendUint64(b, checksum(b))
 }
+
+func checksum(b []byte) uint64 { return crc64.Checksum(b, crc64.MakeTable(crc64.ECMA)) }
 
 // decodeMark returns zeros for what is no mark.
 func decodeMark(b []byte) (index, term uint64) {
 	body := b[:markSize-8]
-	if string(b[:len(markMagic)]) != markMagic || crc64.Checksum(body, crcTable) != binary.BigEndian.Uint64(b[len(body):]) {
+	if string(b[:len(markMagic)]) != markMagic || checksum(body) != binary.BigEndian.Uint64(b[len(body):]) {
 		return 0, 0
 	}
 	return binary.BigEndian.Uint64(b[8:]), binary.BigEndian.Uint64(b[16:])
