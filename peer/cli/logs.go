@@ -22,7 +22,7 @@ has one assignment.`,
 		Args:              takes(1, 1),
 		ValidArgsFunction: completeNames(moduleNames),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			o, err := look(cmd)
+			o, err := overview(cmd)
 			if err != nil {
 				return err
 			}

@@ -34,6 +34,7 @@ changed. Exit code 0 without changes, 2 with some, 1 where the push would be ref
 			if err != nil {
 				return err
 			}
+			qualify(cmd, o)
 			if err := show(cmd, plan, func(w io.Writer, _ bool) {
 				writePlan(w, o, plan)
 				if len(plan.Changes) > 0 {

@@ -77,7 +77,7 @@ func (opts pushOptions) commit(ctx context.Context, c *api.Client, docs raftfsm.
 			return before, plan, done, err
 		}
 		writePlan(w, before, plan)
-		if len(plan.Changes) == 0 {
+		if len(plan.Changes) == 0 && current(before) { // else a leader says whether it is so
 			return before, plan, api.Committed{Index: before.Index}, nil
 		}
 		done, err = c.Push(ctx, api.Push{Documents: docs, Pending: opts.pending, At: plan.At})

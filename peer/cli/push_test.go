@@ -162,6 +162,13 @@ func TestPushWithoutAQuorum(t *testing.T) {
 	m := newMesh(t)
 	m.fails = errors.New("no quorum: beta and gamma do not answer")
 	m.golden(t, "push-no-quorum", 1, "push", file(t, "db.yaml", database))
+	// That nothing changes is no answer either, where the plan may be of an old mesh.
+	m = newMesh(t)
+	m.push(t, database)
+	m.fails, m.over.Quorum, m.over.Leader = errors.New("no quorum: beta and gamma do not answer"), false, ""
+	if got := m.command(t, "push", file(t, "db.yaml", database)); got.code != 1 || !strings.Contains(got.err, "no quorum") {
+		t.Errorf("a push that changes nothing, without a leader: exit code %d, %s", got.code, got.err)
+	}
 }
 
 func TestPushUntilALoginIsWithdrawn(t *testing.T) {

@@ -162,6 +162,11 @@ func TestStatusWithoutAQuorum(t *testing.T) {
 	m.golden(t, "status-no-quorum", 2, "status")
 	m.over.Alive = map[string]bool{"alpha": true, "beta": true, "gamma": true}
 	m.golden(t, "status-silent", 2, "status", "beta")
+	for _, args := range [][]string{{"bindings"}, {"modules"}, {"node", "ls"}, {"seats"}, {"providers"}, {"plan", file(t, "db.yaml", database)}} {
+		if got := m.command(t, args...); !strings.Contains(strings.ReplaceAll(got.err, "\n", " "), "This is index 21, 2m00s old") {
+			t.Errorf("meshd %v without a quorum does not say how old it is: %q", args, got.err)
+		}
+	}
 	m.over.Age = -1
 	if got := standing(m.look()); !strings.Contains(got, "This is index 21, its own record: it has heard no leader since it started.") {
 		t.Error(got)

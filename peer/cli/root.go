@@ -14,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -132,9 +133,28 @@ func socketOf(cmd *cobra.Command) string {
 // dial returns a client of the node on this machine. It does not connect.
 func dial(cmd *cobra.Command) *api.Client { return api.NewClient(socketOf(cmd)) }
 
-// look asks the node for what it knows.
-func look(cmd *cobra.Command) (api.Overview, error) {
+// overview asks the node for what it knows.
+func overview(cmd *cobra.Command) (api.Overview, error) {
 	c := dial(cmd)
 	defer c.Close()
 	return c.Overview(cmd.Context())
 }
+
+// look is overview for a listing: it says on standard error how good the answer is
+// where no leader vouches for it.
+func look(cmd *cobra.Command) (api.Overview, error) {
+	o, err := overview(cmd)
+	if err == nil {
+		qualify(cmd, o)
+	}
+	return o, err
+}
+
+func qualify(cmd *cobra.Command, o api.Overview) {
+	if !current(o) {
+		fmt.Fprintln(cmd.ErrOrStderr(), strings.Join(wrap(standing(o), columns), "\n"))
+	}
+}
+
+// current reports whether what the node knows is what a leader knew a moment ago.
+func current(o api.Overview) bool { return o.Quorum && o.Age >= 0 }

@@ -49,7 +49,7 @@ Exit code 2 if anything shown is un-ready.`,
 		Args:              takes(0, 1),
 		ValidArgsFunction: completeNames(anyName),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			o, err := look(cmd)
+			o, err := overview(cmd)
 			if err != nil {
 				return err
 			}
