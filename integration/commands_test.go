@@ -78,8 +78,8 @@ type command func(ctx context.Context, s *stage, ts *testscript.TestScript, args
 // commands are the words that the scripts have beside those of testscript:
 //
 //	mesh NAME...                  start these nodes, the first makes the mesh; $NAME_PORT
-//	                              and $NAME_BUS are ports of a node, $NAME_FILES is its
-//	                              own directory, which it finds at $HERE
+//	                              and $NAME_BUS are ports of a node, $NAME_DIR is its data
+//	                              directory, $NAME_FILES the one that it finds at $HERE
 //	another-mesh NAME             start a node that is a mesh by itself
 //	join NAME TOKEN FLAG...       add a node with meshd join, which says within 10 s
 //	                              what is wrong
@@ -149,6 +149,7 @@ func mesh(ctx context.Context, s *stage, ts *testscript.TestScript, args []strin
 func describe(ts *testscript.TestScript, n *Node) {
 	name := strings.ToUpper(n.Name)
 	ts.Setenv(name+"_FILES", n.Files)
+	ts.Setenv(name+"_DIR", n.Dir)
 	ts.Setenv(name+"_PORT", strconv.Itoa(n.MeshPort))
 	ts.Setenv(name+"_BUS", strconv.Itoa(n.BusPort))
 }

@@ -267,10 +267,10 @@ func (n *node) Rekeyed() {
 	n.rekeyed++
 }
 
-// Expel cuts the link to a node, the first time that it is asked for.
+// Expel refuses a node, the first time that it is asked for.
 func (n *node) Expel(id string) {
 	if n.expelled(id) {
-		n.fabric.Cut(n.keys.NodeID(), id)
+		n.fabric.Expel(n.keys.NodeID(), id)
 	}
 }
 

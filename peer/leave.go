@@ -16,7 +16,7 @@ const leaveWithin = 30 * time.Second
 // Leave takes this node out of the mesh. A node that leads hands over first, and
 // one that is the only voter waits until another has the vote: nobody is left
 // without a quorum.
-func (n *Peer) Leave(ctx context.Context, actor string) error {
+func (n *Peer) Leave(ctx context.Context, actor string) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, leaveWithin)
 	defer cancel()
 	var alone bool
@@ -27,14 +27,17 @@ func (n *Peer) Leave(ctx context.Context, actor string) error {
 	if _, refused := n.Preview(actor, raftfsm.RemoveNode{ID: n.id()}); refused != nil {
 		return refused
 	}
-	n.leaving.Store(true)
-	defer n.leaving.Store(false)
+	n.exit.leaving.Store(true)
+	defer func() { n.exit.leaving.Store(err == nil) }()
 	poke(n.loops.lead)
 	if err := n.handOver(ctx); err != nil {
 		return err
 	}
 	for {
 		err := n.RemoveNode(ctx, actor, n.id())
+		if errors.Is(err, ErrOutcomeUnknown) || errors.Is(err, consensus.ErrNoQuorum) {
+			n.askStanding(ctx) // it may be done, and the others silent because of it
+		}
 		var refused *raftfsm.Rejection
 		switch {
 		case err == nil || n.expelled(err):
@@ -69,14 +72,14 @@ func (n *Peer) handOver(ctx context.Context) error {
 	return nil
 }
 
-// expelled reports whether this node is out: by its own state, or because the
-// removal was refused as one of a node that is not there.
+// expelled reports whether this node is out: by its own state, by what it was
+// told, or because the removal was refused as one of a node that is not there.
 func (n *Peer) expelled(err error) (out bool) {
 	var refused *raftfsm.Rejection
 	if errors.As(err, &refused) && (refused.Code == "no-node" || refused.Code == "not-a-member") {
 		return true
 	}
-	n.store.view(func(s *raftfsm.State) { _, out = s.Removed[n.id()] })
+	_, out = n.removed()
 	return out
 }
 

@@ -3,6 +3,8 @@ package peer
 import (
 	"errors"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -36,7 +38,7 @@ func TestLeave(t *testing.T) {
 					b.nodes = slices.DeleteFunc(b.nodes, func(n *node) bool { return n == goes })
 					b.eventually(30*time.Second, "the others are a mesh", func() bool {
 						v := b.leader().peer.View()
-						return len(v.State.Nodes) == len(names)-1 && len(v.Voters) == consensus.VotersFor(len(names)-1) && v.State.Removed[goes.keys.NodeID()] != time.Time{}
+						return len(v.State.Nodes) == len(names)-1 && len(v.Voters) == consensus.VotersFor(len(names)-1) && v.State.Removed[goes.keys.NodeID()].By == "root@"+goes.name
 					})
 					for _, n := range b.nodes {
 						n.do(raftfsm.AddToken{Hash: n.name, Expires: time.Now()})
@@ -106,6 +108,57 @@ func TestARemovedNodeThatHearsOfItStops(t *testing.T) {
 			b.Errorf("its bus still has %+v", l)
 		}
 		b.eventually(time.Minute, "its logins are gone", func() bool { return len(b.logins("db")) == 0 })
+	})
+}
+
+// A node that was removed while it could not hear of it is sent no log any more.
+func TestARemovedNodeIsToldWhenItAsks(t *testing.T) {
+	for name, away := range map[string]struct{ goes, comes func(*node) }{
+		"it was down":    {(*node).kill, (*node).restart},
+		"it was cut off": {func(n *node) { n.fabric.Isolate(n.keys.NodeID()) }, func(n *node) { n.fabric.Heal() }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inMesh(t, func(b *bed) {
+				b.standard()
+				b.inUse()
+				alpha, gamma := b.node("alpha"), b.node("gamma")
+				away.goes(alpha)
+				time.Sleep(10 * time.Second)
+				b.must(gamma.peer.RemoveNode(b.Context(), "root@gamma", "alpha"))
+				away.comes(alpha)
+				select {
+				case err := <-alpha.ran:
+					var removed *RemovedError
+					if !errors.As(err, &removed) || removed.By != "root@gamma" || removed.At.IsZero() || removed.Stopping {
+						b.Errorf("it ended with: %v", err)
+					}
+					alpha.ran <- err // for down
+				case <-time.After(20 * time.Second):
+					b.Fatalf("it runs on and is not told\n%s", b.picture())
+				}
+				if len(alpha.procs.running()) != 0 || len(read(alpha.bindings())) != 0 {
+					b.Errorf("it runs %v, with files %v", alpha.procs.running(), read(alpha.bindings()))
+				}
+				if l := alpha.bus.now(); len(l.Peers)+len(l.Modules)+len(l.Services) != 0 {
+					b.Errorf("its bus still has %+v", l)
+				}
+			})
+		})
+	}
+}
+
+// Only a member's word counts, and a member says so of nobody else.
+func TestNobodyIsToldOfTheRemovalOfAnother(t *testing.T) {
+	inMesh(t, func(b *bed) {
+		alpha, gamma := b.node("alpha"), b.node("gamma")
+		s, err := alpha.peer.standingAt(b.Context(), gamma.keys.NodeID())
+		if err != nil || s.Removed != nil {
+			b.Errorf("a member is told %+v, %v", s, err)
+		}
+		w := httptest.NewRecorder()
+		if gamma.peer.serveStanding(w, httptest.NewRequest(http.MethodGet, pathStanding, nil)); w.Code != http.StatusForbidden {
+			b.Errorf("who shows no certificate is answered %d %s", w.Code, w.Body)
+		}
 	})
 }
 

@@ -128,14 +128,20 @@ type Peer struct {
 	observed  *observed
 	loops     loops
 	basis     basis        // what this node goes by
-	leaving   atomic.Bool  // this node is about to leave: it should have no vote
 	farewells atomic.Int32 // removals whose answer is not out yet
+	exit      exit
 	work      sync.WaitGroup
 	ctx       context.Context // of Run; workers end with it
 
 	mu        sync.Mutex
 	services  map[string]*service  // by provider id
 	consumers map[string]*consumer // by assignment
+}
+
+// exit is how a node goes out of the mesh.
+type exit struct {
+	leaving atomic.Bool                     // by itself, soon or since: it should have no vote
+	told    atomic.Pointer[raftfsm.Removal] // a member said that this node was removed
 }
 
 // loops are the pokes of a Peer's loops.
@@ -180,7 +186,8 @@ func (n *Peer) meshID() (id string) {
 func (n *Peer) Poke() { poke(n.loops.reconcile) }
 
 // Run runs the node until ctx ends or something fails that it cannot go on
-// without. Processes go on running.
+// without. Processes go on running, but for those of a node that was removed: see
+// RemovedError.
 func (n *Peer) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	n.ctx = ctx
@@ -191,6 +198,7 @@ func (n *Peer) Run(ctx context.Context) error {
 	group.Go(func() error { return n.reconcile(ctx) })
 	group.Go(func() error { return n.reporting(ctx) })
 	group.Go(func() error { return n.announce(ctx) })
+	group.Go(func() error { return n.standing(ctx) })
 	return group.Wait()
 }
 

@@ -34,7 +34,7 @@ const (
 func (n *Peer) reconcile(ctx context.Context) error {
 	for {
 		changed := n.store.watch()
-		if n.hasHeard() {
+		if n.hasHeard() || n.exit.told.Load() != nil {
 			n.basis.record = nil
 			n.pass()
 		} else {
@@ -54,6 +54,10 @@ func (n *Peer) reconcile(ctx context.Context) error {
 func (n *Peer) gather() facts {
 	f := facts{jobs: map[string][]job{}, needs: map[string][]need{}, members: map[string]string{}}
 	n.store.view(func(s *raftfsm.State) { f.state = s.Clone() })
+	if told := n.exit.told.Load(); told != nil {
+		f.state = raftfsm.New() // its own copy is one of before the removal
+		f.state.Removed[n.id()] = *told
+	}
 	var self raftfsm.Node
 	self, f.isMember = f.state.Nodes[n.id()]
 	f.secrets, f.removed = self.Secrets, sortedKeys(f.state.Removed)

@@ -41,6 +41,7 @@ func (n *Peer) serve(ctx context.Context) error {
 	peers.HandleFunc("GET "+pathLogs, n.serveLogs)
 	joins := http.NewServeMux()
 	joins.HandleFunc("POST "+pathJoin, n.serveJoin)
+	joins.HandleFunc("GET "+pathStanding, n.serveStanding)
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return n.serveProto(ctx, network.Peer, n.membersOnly(peers)) })
 	group.Go(func() error { return n.serveProto(ctx, network.Join, joins) })
@@ -94,12 +95,12 @@ func (n *Peer) serveProto(ctx context.Context, proto string, handler http.Handle
 // newClient makes the HTTP client of this node: the host of a URL is a node id.
 func newClient(net network.Network) *http.Client {
 	return &http.Client{Transport: &http.Transport{
-		DialContext:         dialPeer(net),
+		DialContext:         dialPeer(net, network.Peer),
 		MaxIdleConnsPerHost: 2, IdleConnTimeout: 30 * time.Second, ResponseHeaderTimeout: proposeWithin,
 	}}
 }
 
-func dialPeer(nw network.Network) func(ctx context.Context, _, addr string) (net.Conn, error) {
+func dialPeer(nw network.Network, proto string) func(ctx context.Context, _, addr string) (net.Conn, error) {
 	return func(ctx context.Context, _, addr string) (net.Conn, error) {
 		node, _, err := net.SplitHostPort(addr)
 		if err != nil {
@@ -107,7 +108,7 @@ func dialPeer(nw network.Network) func(ctx context.Context, _, addr string) (net
 		}
 		ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 		defer cancel()
-		c, err := nw.Dial(ctx, node, network.Peer)
+		c, err := nw.Dial(ctx, node, proto)
 		if err != nil {
 			return nil, fmt.Errorf("%w: %w", errNotSent, err)
 		}

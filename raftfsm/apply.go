@@ -218,7 +218,7 @@ func (t *tx) removeNode(c RemoveNode) *Rejection {
 	t.end(leaving)
 	t.Mesh.Changed = t.Index
 	drop(t, t.Nodes, c.ID)
-	put(t, t.Removed, c.ID, t.h.Time)
+	put(t, t.Removed, c.ID, Removal{At: t.h.Time, By: t.h.Actor})
 	for _, id := range sorted(c.Secrets) {
 		if m, ok := t.Nodes[id]; ok {
 			m.Secrets = c.Secrets[id]

@@ -59,7 +59,7 @@ type State struct {
 	Index       uint64 // of the last entry applied
 	Mesh        Mesh
 	Nodes       map[string]Node           // by node id
-	Removed     map[string]time.Time      // ids of nodes that were removed; refused for ever
+	Removed     map[string]Removal        // by node id: nodes that were removed; refused for ever
 	Tokens      map[string]Token          // by the hash of the secret
 	Seats       map[string]Seat           // by name
 	Modules     map[string]Module         // by name
@@ -94,6 +94,12 @@ type Node struct {
 	Secrets   string // the mesh's own keys, sealed to this node
 	Level     int    // newest feature level its build supports
 	Joined    time.Time
+}
+
+// Removal is when a node was removed, and by whom.
+type Removal struct {
+	At time.Time
+	By string // actor
 }
 
 // Token admits one node, once. The log holds the hash of its secret only.
@@ -281,7 +287,7 @@ const maxEvents = 512
 // New returns the empty state.
 func New() *State {
 	return &State{
-		Nodes: map[string]Node{}, Removed: map[string]time.Time{}, Tokens: map[string]Token{},
+		Nodes: map[string]Node{}, Removed: map[string]Removal{}, Tokens: map[string]Token{},
 		Seats: map[string]Seat{}, Modules: map[string]Module{}, Everywhere: map[string]Assign{},
 		Assignments: map[string]Assignment{}, Bindings: map[string]Binding{}, Resources: map[string]Resource{},
 		Withdrawals: map[string]Withdrawal{}, Providers: map[string]ProviderStatus{}, Parts: map[string][]Documents{},

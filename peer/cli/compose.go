@@ -94,7 +94,11 @@ func run(ctx context.Context, p place, log *slog.Logger, say func(n *node, heard
 		}
 		return nil
 	})
-	return group.Wait()
+	err = group.Wait()
+	if removed, ok := errors.AsType[*peer.RemovedError](err); ok {
+		return fmt.Errorf("%w; to use this machine again delete %s, with the built-in buckets in it, and join it as a new node with a new token", removed, n.dir)
+	}
+	return err
 }
 
 const (

@@ -85,7 +85,8 @@ func (c *Credentials) Renew(cert tls.Certificate, caPEM []byte) error {
 
 // Server returns the configuration of a listener that serves the given ALPN
 // names. Each needs the certificate of a current member, but for Join, which is
-// served where it is given and needs none; a hello that offers Join beside
+// served where it is given and needs none; the one that a client shows there is
+// verified, and may be that of a node that was removed. A hello that offers Join beside
 // another name is treated as the other's. A hello without ALPN, or with none of
 // the names, is refused.
 //
@@ -218,7 +219,7 @@ func (c *Credentials) member(protos []string) *tls.Config {
 
 func (c *Credentials) joinServer() *tls.Config {
 	config := c.base()
-	config.ClientAuth = tls.NoClientCert
+	config.ClientAuth = tls.VerifyClientCertIfGiven
 	config.NextProtos = []string{Join}
 	return config
 }

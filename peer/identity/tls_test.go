@@ -220,7 +220,10 @@ func TestBadPeersAreRefused(t *testing.T) {
 			client := func(proto ...string) *tls.Config {
 				return &tls.Config{InsecureSkipVerify: true, NextProtos: proto, Certificates: []tls.Certificate{bad.cert}}
 			}
-			for _, proto := range []string{"raft", "api"} {
+			for _, proto := range []string{"raft", "api", Join} {
+				if proto == Join && name != "foreign CA" && name != "expired" && name != "not yet valid" && name != "for no end" {
+					continue // no member's either, and so nobody's: the port asks PeerNode
+				}
 				s, c := handshake(t, alpha.cred.Server("raft", "api", Join), client(proto))
 				wantRefused(t, s, c, bad.want)
 			}
@@ -307,6 +310,13 @@ func TestRemovedNodeIsRefused(t *testing.T) {
 	wantRefused(t, c, s, "removed from the mesh")
 	s, c = handshake(t, beta.cred.Route(), alpha.cred.Route())
 	wantRefused(t, c, s, "removed from the mesh")
+	// Beside the joins it may ask what became of it, and it is known who asks.
+	s, c = handshake(t, server, beta.cred.Client(alpha.id(), Join))
+	if id, err := PeerNode(s.state, mesh.id); errors.Join(s.err, c.err, err) != nil || id != beta.id() {
+		t.Errorf("at the joins: server %v, client %v, node %q %v", s.err, c.err, id, err)
+	}
+	s, c = handshake(t, beta.cred.Server(Join), alpha.cred.Client("", Join))
+	wantRefused(t, c, s, "removed from the mesh") // nor does it give answers
 
 	alpha.cred.Allow = nil
 	s, c = handshake(t, server, mesh.node(t, "gamma").cred.Client("", "raft"))

@@ -30,6 +30,7 @@ type link struct{ from, to string }
 
 type fault struct {
 	cut   bool
+	shut  bool // the end that sends takes nothing of the other but joins
 	delay time.Duration
 }
 
@@ -125,8 +126,37 @@ func (f *Fabric) fault(set func(*fault), ls ...link) {
 	})
 }
 
+// Expel makes a node refuse another as Port does that was removed: what is open between them ends, and
+// of what the other opens only the joins are taken. Heal does not end it.
+func (f *Fabric) Expel(node, other string) {
+	f.fault(func(x *fault) { x.shut = true }, link{node, other})
+	f.mu.Lock()
+	n := f.nodes[f.addrs[node]]
+	f.mu.Unlock()
+	if n == nil {
+		return
+	}
+	n.mu.Lock()
+	ends := slices.Collect(maps.Keys(n.ends))
+	n.mu.Unlock()
+	for _, p := range ends {
+		if p.PeerNode() == other {
+			p.Close() // what it sent arrives
+		}
+	}
+}
+
+// shut reports whether one of two nodes refuses the other. mu is held.
+func (f *Fabric) shut(a, b string) bool { return f.links[link{a, b}].shut || f.links[link{b, a}].shut }
+
 // Heal ends every cut and delay.
-func (f *Fabric) Heal() { f.change(func() { clear(f.links) }) }
+func (f *Fabric) Heal() {
+	f.change(func() {
+		for l, x := range f.links {
+			f.links[l] = fault{shut: x.shut}
+		}
+	})
+}
 
 // Kill ends a node as kill -9 does: its streams are reset, its Network is closed. To lose power
 // instead, so that nobody is told, isolate it first.
@@ -218,13 +248,14 @@ func (n *port) connect(node, proto string) (net.Conn, <-chan struct{}, error) {
 	addr, known := f.addrs[node]
 	peer := f.nodes[addr]
 	there, back, wait := f.links[link{n.node, node}], f.links[link{node, n.node}], f.healed
+	shut := f.shut(n.node, node) && proto != Join
 	f.mu.Unlock()
 	switch {
 	case !known:
 		return nil, nil, errors.New("no address of the node is known")
 	case there.cut || back.cut:
 		return nil, wait, nil
-	case peer == nil:
+	case peer == nil || shut:
 		return nil, nil, syscall.ECONNREFUSED
 	}
 	if d := there.delay + back.delay; d > 0 {
@@ -329,9 +360,10 @@ func (m *mailbox) Send(b []byte, to netip.AddrPort) error {
 	f := m.n.fabric
 	f.mu.Lock()
 	peer := f.nodes[to]
+	lost := peer == nil || f.shut(m.n.node, peer.node) // of a removed node: the key that it knows is no good
 	f.mu.Unlock()
-	if peer == nil {
-		return nil // nobody there: lost, as on a real network
+	if lost {
+		return nil
 	}
 	cut, delay := f.road(m.n.node, peer.node)()
 	if cut {

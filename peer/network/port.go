@@ -260,10 +260,10 @@ func (p *Port) serve(raw *net.TCPConn, leave func()) (err error) {
 	if err != nil {
 		return fmt.Errorf("open %s stream: %w", proto, err)
 	}
-	if node != "" {
-		leave()
+	if proto == Join {
+		s.leave = leave // keeps its place among the unproven until it is closed: no member needs it
 	} else {
-		s.leave = leave // keeps its place among the unproven until it is closed
+		leave()
 	}
 	if !l.deliver(s, p.cfg.Limits.Handshake) {
 		s.Close()
