@@ -24,7 +24,7 @@ func (n *Peer) Leave(ctx context.Context, actor string) (err error) {
 	if alone {
 		return &raftfsm.Rejection{Code: "last-node", Text: "this is the only node of the mesh", Remedy: "stop it, and delete its data directory to end the mesh with all it holds"}
 	}
-	if _, refused := n.Preview(actor, raftfsm.RemoveNode{ID: n.id()}); refused != nil {
+	if _, _, refused := n.Preview(ctx, actor, raftfsm.RemoveNode{ID: n.id()}); refused != nil {
 		return refused
 	}
 	n.exit.leaving.Store(true)

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"net/http"
 	"strings"
 	"time"
 
@@ -41,7 +42,7 @@ func (n *Peer) Propose(ctx context.Context, actor string, c raftfsm.Command) (ra
 	defer cancel()
 	result, err := n.propose(ctx, actor, c)
 	if err == nil {
-		n.caughtUp(ctx, result.Index)
+		_ = n.caughtUp(ctx, result.Index) // it is committed, read here or not
 	}
 	return result, err
 }
@@ -92,7 +93,7 @@ func (n *Peer) commit(ctx context.Context, c raftfsm.Command, entry []byte) (raf
 	result, err := n.commitHere(ctx, c, entry)
 	var elsewhere *consensus.NotLeaderError
 	if errors.As(err, &elsewhere) && elsewhere.Leader != "" {
-		return n.forward(ctx, elsewhere.Leader, entry)
+		err = n.askLeader(ctx, http.MethodPost, elsewhere.Leader, pathApply, entry, &result)
 	}
 	return result, err
 }
@@ -114,13 +115,16 @@ func (n *Peer) commitHere(ctx context.Context, c raftfsm.Command, entry []byte) 
 
 // caughtUp waits until this node has applied index, so that whoever wrote reads
 // what it wrote.
-func (n *Peer) caughtUp(ctx context.Context, index uint64) {
+func (n *Peer) caughtUp(ctx context.Context, index uint64) error {
 	for {
 		changed := n.store.watch()
 		var at uint64
 		n.store.view(func(s *raftfsm.State) { at = s.Index })
-		if at >= index || await(ctx, 0, changed, nil) != nil {
-			return
+		if at >= index {
+			return nil
+		}
+		if err := await(ctx, 0, changed, nil); err != nil {
+			return err
 		}
 	}
 }
@@ -158,15 +162,59 @@ type namedError struct {
 func (e *namedError) Error() string { return e.text }
 func (e *namedError) Unwrap() error { return e.err }
 
-// Preview says what a command would change, without changing it.
-func (n *Peer) Preview(actor string, c raftfsm.Command) (plan raftfsm.Plan, refused *raftfsm.Rejection) {
+// Preview says what a command would change, without changing it. It plans by all
+// that was committed when it was asked: whoever pushed on another node just now
+// reads what it wrote. Where no leader says how much that is within 2 s, it plans by this
+// node's own copy, and own is the index of that.
+func (n *Peer) Preview(ctx context.Context, actor string, c raftfsm.Command) (plan raftfsm.Plan, own uint64, refused *raftfsm.Rejection) {
 	h := n.header(actor)
+	err := n.refresh(ctx)
 	n.store.view(func(s *raftfsm.State) {
-		if plan, refused = s.Preview(h, c); s.Mesh.ID == "" {
+		plan, refused = s.Preview(h, c)
+		switch {
+		case s.Mesh.ID == "":
 			refused = n.unread()
+		case err != nil && refused != nil:
+			refused.Text += fmt.Sprintf(" (by this node's own copy of the log, which is of index %d, since no leader could be asked)", s.Index)
+		case err != nil:
+			own = s.Index
 		}
 	})
-	return plan, refused
+	return plan, own, refused
+}
+
+// refreshWithin is how long a read may look for a leader: elections take 0.8 s.
+const refreshWithin = 2 * time.Second
+
+// refresh waits until this node has applied all that was committed when it was
+// called.
+func (n *Peer) refresh(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, refreshWithin)
+	defer cancel()
+	for {
+		index, err := n.indexHere(ctx)
+		if leader, known := n.raft.Leader(); errors.Is(err, consensus.ErrNotLeader) && known && leader != n.id() {
+			err = n.askLeader(ctx, http.MethodGet, leader, pathIndex, nil, &index)
+		}
+		if err == nil {
+			return n.caughtUp(ctx, index)
+		}
+		if await(ctx, leaderRetry, nil, nil) != nil {
+			return err
+		}
+	}
+}
+
+// indexHere is the index of all that is committed, if this node leads.
+func (n *Peer) indexHere(ctx context.Context) (index uint64, err error) {
+	if n.raft.State() != "leader" { // a barrier would look for who is missing
+		return 0, consensus.ErrNotLeader
+	}
+	if err := n.raft.Barrier(ctx); err != nil {
+		return 0, err
+	}
+	n.store.view(func(s *raftfsm.State) { index = s.Index })
+	return index, nil
 }
 
 // unread is the refusal of a node that has not read its mesh's log since it

@@ -24,6 +24,7 @@ import (
 // has proven who the other is before a byte of them is read.
 const (
 	pathApply  = "/apply"  // an entry for the leader
+	pathIndex  = "/index"  // of all that is committed, by the leader
 	pathDetail = "/detail" // what this node is trying, and why it fails
 	pathLogs   = "/logs"   // an assignment's log
 )
@@ -37,6 +38,7 @@ type peerKey struct{}
 func (n *Peer) serve(ctx context.Context) error {
 	peers := http.NewServeMux()
 	peers.HandleFunc("POST "+pathApply, n.serveApply)
+	peers.HandleFunc("GET "+pathIndex, n.serveIndex)
 	peers.HandleFunc("GET "+pathDetail, n.serveDetail)
 	peers.HandleFunc("GET "+pathLogs, n.serveLogs)
 	joins := http.NewServeMux()
@@ -149,20 +151,30 @@ func (n *Peer) serveApply(w http.ResponseWriter, r *http.Request) {
 		defer n.farewell(w)
 	}
 	result, err := n.commitHere(r.Context(), e.Command, entry)
-	if err != nil {
-		f := fault{faultOther, err.Error()}
-		switch {
-		case errors.Is(err, consensus.ErrUnknown):
-			f.Code = faultUnknown
-		case errors.Is(err, consensus.ErrNotLeader):
-			f.Code = faultNotLeader
-		case errors.Is(err, consensus.ErrNoQuorum):
-			f.Code = faultNoQuorum
-		}
-		respond(w, http.StatusServiceUnavailable, f)
+	respondOr(w, result, err)
+}
+
+func (n *Peer) serveIndex(w http.ResponseWriter, r *http.Request) {
+	index, err := n.indexHere(r.Context())
+	respondOr(w, index, err)
+}
+
+// respondOr sends what was asked of a leader, or why there is nothing.
+func respondOr(w http.ResponseWriter, result any, err error) {
+	if err == nil {
+		respond(w, http.StatusOK, result)
 		return
 	}
-	respond(w, http.StatusOK, result)
+	f := fault{faultOther, err.Error()}
+	switch {
+	case errors.Is(err, consensus.ErrUnknown):
+		f.Code = faultUnknown
+	case errors.Is(err, consensus.ErrNotLeader):
+		f.Code = faultNotLeader
+	case errors.Is(err, consensus.ErrNoQuorum):
+		f.Code = faultNoQuorum
+	}
+	respond(w, http.StatusServiceUnavailable, f)
 }
 
 // farewell sends the answer to a removal out before its stream may be cut: the
@@ -179,36 +191,35 @@ func respond(w http.ResponseWriter, status int, body any) {
 	_ = json.NewEncoder(w).Encode(body) // the other end is gone if this fails
 }
 
-// forward commits an entry at the leader.
-func (n *Peer) forward(ctx context.Context, leader string, entry []byte) (raftfsm.Result, error) {
-	var result raftfsm.Result
-	resp, err := n.request(ctx, http.MethodPost, leader, pathApply, entry)
+// askLeader sends a request to the node that leads, and decodes its answer.
+func (n *Peer) askLeader(ctx context.Context, method, leader, path string, body []byte, into any) error {
+	resp, err := n.request(ctx, method, leader, path, body)
 	if err != nil {
 		if errors.Is(err, errNotSent) {
-			return result, fmt.Errorf("reach the leader %s: %w: %w", leader, consensus.ErrNotLeader, err)
+			return fmt.Errorf("reach the leader %s: %w: %w", leader, consensus.ErrNotLeader, err)
 		}
-		return result, fmt.Errorf("ask the leader %s: %w: %w", leader, consensus.ErrUnknown, err)
+		return fmt.Errorf("ask the leader %s: %w: %w", leader, consensus.ErrUnknown, err)
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode == http.StatusOK {
-		if err := decodeBody(resp.Body, &result); err != nil {
-			return result, fmt.Errorf("ask the leader %s: %w: %w", leader, consensus.ErrUnknown, err)
+		if err := decodeBody(resp.Body, into); err != nil {
+			return fmt.Errorf("ask the leader %s: %w: %w", leader, consensus.ErrUnknown, err)
 		}
-		return result, nil
+		return nil
 	}
 	var f fault
 	if err := decodeBody(resp.Body, &f); err != nil {
-		return result, fmt.Errorf("the leader %s answered %s: %w", leader, resp.Status, err)
+		return fmt.Errorf("the leader %s answered %s: %w", leader, resp.Status, err)
 	}
 	switch f.Code {
 	case faultUnknown:
-		return result, fmt.Errorf("%w: %s", consensus.ErrUnknown, f.Text)
+		return fmt.Errorf("%w: %s", consensus.ErrUnknown, f.Text)
 	case faultNotLeader:
-		return result, fmt.Errorf("%w: %s", consensus.ErrNotLeader, f.Text)
+		return fmt.Errorf("%w: %s", consensus.ErrNotLeader, f.Text)
 	case faultNoQuorum:
-		return result, fmt.Errorf("%w: %s", consensus.ErrNoQuorum, f.Text)
+		return fmt.Errorf("%w: %s", consensus.ErrNoQuorum, f.Text)
 	}
-	return result, errors.New(f.Text)
+	return errors.New(f.Text)
 }
 
 // errNotSent says that the other node was not reached, so nothing was done.

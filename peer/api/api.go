@@ -13,7 +13,7 @@
 //
 //	GET  /v1/overview?after=INDEX&wait=DURATION   Overview, once the state is newer than INDEX or the wait is over
 //	GET  /v1/detail?name=NAME                     Detail of a binding, provider or assignment
-//	POST /v1/plan     Change      -> raftfsm.Plan
+//	POST /v1/plan     Change      -> Plan
 //	POST /v1/push     Push        -> Committed
 //	POST /v1/rm       raftfsm.Remove -> Committed
 //	POST /v1/token    TokenRequest -> Token
@@ -50,7 +50,7 @@ type Writer interface {
 	// Propose commits one command. A refusal is in the Result.
 	Propose(ctx context.Context, actor string, cmd raftfsm.Command) (raftfsm.Result, error)
 	// Preview says what a command would change, without changing it.
-	Preview(actor string, cmd raftfsm.Command) (raftfsm.Plan, *raftfsm.Rejection)
+	Preview(ctx context.Context, actor string, cmd raftfsm.Command) (Plan, *raftfsm.Rejection)
 }
 
 // Caller asks seats and tools.
@@ -129,6 +129,15 @@ type Push struct {
 	Documents raftfsm.Documents
 	Pending   bool   // accept a named provider or holder that is not there yet
 	At        uint64 // the plan's At; 0 is any
+}
+
+// Plan is what a change would change, and by which state.
+type Plan struct {
+	raftfsm.Plan
+	// Own is 0 where the state is as new as the leader's was when the plan was asked
+	// for; else no leader said how new that is, and Own is the index of the node's
+	// own copy.
+	Own uint64 `json:",omitempty"`
 }
 
 // Committed is the index of the log at which a change was made.

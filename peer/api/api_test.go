@@ -75,10 +75,11 @@ func (m *mesh) Propose(_ context.Context, actor string, c raftfsm.Command) (raft
 	return r, nil
 }
 
-func (m *mesh) Preview(actor string, c raftfsm.Command) (raftfsm.Plan, *raftfsm.Rejection) {
+func (m *mesh) Preview(_ context.Context, actor string, c raftfsm.Command) (Plan, *raftfsm.Rejection) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.state.Preview(raftfsm.Header{Actor: actor, Node: "n1", Time: time.Unix(1, 0)}, c)
+	plan, refused := m.state.Preview(raftfsm.Header{Actor: actor, Node: "n1", Time: time.Unix(1, 0)}, c)
+	return Plan{Plan: plan}, refused
 }
 
 func (m *mesh) Overview(context.Context) (Overview, error) {

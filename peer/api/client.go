@@ -63,8 +63,8 @@ func (c *Client) Detail(ctx context.Context, name string) (Detail, error) {
 }
 
 // Plan asks what a change would change.
-func (c *Client) Plan(ctx context.Context, change Change) (raftfsm.Plan, error) {
-	var p raftfsm.Plan
+func (c *Client) Plan(ctx context.Context, change Change) (Plan, error) {
+	var p Plan
 	return p, c.post(ctx, "/v1/plan", change, &p)
 }
 

@@ -289,7 +289,7 @@ func text(err error) string {
 	return err.Error()
 }
 
-func (s *Server) plan(_ context.Context, actor string, c Change) (any, error) {
+func (s *Server) plan(ctx context.Context, actor string, c Change) (any, error) {
 	var cmd raftfsm.Command
 	switch {
 	case c.Push != nil && c.Remove == nil:
@@ -299,7 +299,7 @@ func (s *Server) plan(_ context.Context, actor string, c Change) (any, error) {
 	default:
 		return nil, badRequest("a plan is of one push or of one removal", "send one of the two")
 	}
-	plan, r := s.Writer.Preview(actor, cmd)
+	plan, r := s.Writer.Preview(ctx, actor, cmd)
 	if r != nil {
 		return nil, refused(r)
 	}

@@ -63,8 +63,9 @@ func (b backend) Propose(ctx context.Context, actor string, c raftfsm.Command) (
 }
 
 // Preview says what a command would change.
-func (b backend) Preview(actor string, c raftfsm.Command) (raftfsm.Plan, *raftfsm.Rejection) {
-	return b.n.peer.Preview(actor, c)
+func (b backend) Preview(ctx context.Context, actor string, c raftfsm.Command) (api.Plan, *raftfsm.Rejection) {
+	plan, own, refused := b.n.peer.Preview(ctx, actor, c)
+	return api.Plan{Plan: plan, Own: own}, refused
 }
 
 // Call calls as an operator of this node.

@@ -46,8 +46,9 @@ type mesh struct {
 	unasked error
 	reply   func(target string, data []byte) (api.CallReply, error)
 	finds   []api.Finding
-	fails   error // of every proposal
-	docs    int   // pushes committed
+	fails   error  // of every proposal
+	docs    int    // pushes committed
+	own     uint64 // of every plan
 
 	meanwhile func(*mesh) error // happens once, between the plan and its push
 }
@@ -230,10 +231,11 @@ func (m *mesh) Propose(_ context.Context, _ string, c raftfsm.Command) (raftfsm.
 	return r, err
 }
 
-func (m *mesh) Preview(_ string, c raftfsm.Command) (raftfsm.Plan, *raftfsm.Rejection) {
+func (m *mesh) Preview(_ context.Context, _ string, c raftfsm.Command) (api.Plan, *raftfsm.Rejection) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.state.Preview(raftfsm.Header{Actor: "root@alpha", Node: "id-alpha", Time: noon}, c)
+	plan, refused := m.state.Preview(raftfsm.Header{Actor: "root@alpha", Node: "id-alpha", Time: noon}, c)
+	return api.Plan{Plan: plan, Own: m.own}, refused
 }
 
 func (m *mesh) Call(_ context.Context, target string, data []byte) (api.CallReply, error) {

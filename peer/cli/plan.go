@@ -69,7 +69,10 @@ func planSign(effect string) string {
 }
 
 // writePlan prints a plan in groups, and the machines that it touches.
-func writePlan(w io.Writer, o api.Overview, p raftfsm.Plan) {
+func writePlan(w io.Writer, o api.Overview, p api.Plan) {
+	if p.Own != 0 {
+		fmt.Fprintf(w, "no leader could be asked: planned by this node's own copy, which is of index %d\n", p.Own)
+	}
 	if len(p.Changes) == 0 {
 		fmt.Fprintln(w, "nothing changes")
 		return

@@ -55,7 +55,7 @@ func push(cmd *cobra.Command, files []string, opts pushOptions) error {
 	if opts.detach {
 		return nil
 	}
-	f := newFollower(c, w, before, plan, committed.Index, opts.timeout)
+	f := newFollower(c, w, before, plan.Plan, committed.Index, opts.timeout)
 	f.goal.touches = touches(m.Documents)
 	return f.run(ctx)
 }
@@ -67,13 +67,13 @@ const replans = 5
 // commit plans and commits, and says so. A plan that the mesh has moved on from is
 // made again, unless the user gave an index: then somebody read a plan, and this
 // would not be that one.
-func (opts pushOptions) commit(ctx context.Context, c *api.Client, docs raftfsm.Documents, w io.Writer) (before api.Overview, plan raftfsm.Plan, done api.Committed, err error) {
-	if before, err = c.Overview(ctx); err != nil {
-		return before, plan, done, err
-	}
+func (opts pushOptions) commit(ctx context.Context, c *api.Client, docs raftfsm.Documents, w io.Writer) (before api.Overview, plan api.Plan, done api.Committed, err error) {
 	for try := 0; ; try++ {
 		plan, err = c.Plan(ctx, api.Change{Push: &api.Push{Documents: docs, Pending: opts.pending, At: opts.at}})
 		if err != nil {
+			return before, plan, done, err
+		}
+		if before, err = c.Overview(ctx); err != nil {
 			return before, plan, done, err
 		}
 		writePlan(w, before, plan)
@@ -87,10 +87,6 @@ func (opts pushOptions) commit(ctx context.Context, c *api.Client, docs raftfsm.
 			fmt.Fprintf(w, "accepted at index %d\n", done.Index)
 			return before, plan, done, nil
 		case opts.at != 0 || try == replans || !errors.As(err, &e) || e.Code != "stale-plan":
-			return before, plan, done, err
-		}
-		// This node may be the one that has not heard of the change yet.
-		if before, err = c.Newer(ctx, before.Index, glimpse); err != nil {
 			return before, plan, done, err
 		}
 		fmt.Fprintln(w, "the mesh was changed meanwhile; planned again:")

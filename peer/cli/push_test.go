@@ -160,7 +160,7 @@ func TestPushIsPlannedAgainWhenTheMeshChangedMeanwhile(t *testing.T) {
 
 func TestPushWithoutAQuorum(t *testing.T) {
 	m := newMesh(t)
-	m.fails = errors.New("no quorum: beta and gamma do not answer")
+	m.fails, m.own = errors.New("no quorum: beta and gamma do not answer"), 5
 	m.golden(t, "push-no-quorum", 1, "push", file(t, "db.yaml", database))
 	// That nothing changes is no answer either, where the plan may be of an old mesh.
 	m = newMesh(t)

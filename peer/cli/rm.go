@@ -39,11 +39,11 @@ Exit code 0 done, 2 accepted and still waiting, 1 refused.`,
 			c := dial(cmd)
 			defer c.Close()
 			ctx, w := cmd.Context(), cmd.OutOrStdout()
-			before, err := c.Overview(ctx)
+			plan, err := c.Plan(ctx, api.Change{Remove: &remove})
 			if err != nil {
 				return err
 			}
-			plan, err := c.Plan(ctx, api.Change{Remove: &remove})
+			before, err := c.Overview(ctx)
 			if err != nil {
 				return err
 			}
@@ -56,7 +56,7 @@ Exit code 0 done, 2 accepted and still waiting, 1 refused.`,
 			if detach {
 				return nil
 			}
-			return newFollower(c, w, before, plan, done.Index, timeout).run(ctx)
+			return newFollower(c, w, before, plan.Plan, done.Index, timeout).run(ctx)
 		},
 	}
 	cmd.Flags().BoolVar(&detach, "detach", false, "do not follow")
