@@ -434,11 +434,17 @@ func TestDecideFindings(t *testing.T) {
 			{"alpha", "store", "answers as pg-main, epoch 6, and alpha/pg-main, epoch 7 is named"}, {"alpha", "store", "does not answer, and alpha/pg-main, epoch 7 is named"}}},
 		{"twice", map[string]raftfsm.Holder{"store": named}, []bus.Answer{alpha(with(func(b *bus.Bound) { b.Interest = 2 }))}, []Finding{
 			{"alpha", "store", "is subscribed to 2 times"}, {"alpha", "store", "does not answer, and alpha/pg-main, epoch 7 is named"}}},
-		{"silent node", map[string]raftfsm.Holder{"store": named}, []bus.Answer{{Node: "alpha", Bound: []bus.Bound{{Seat: "store", Interest: 1}}}}, []Finding{{"alpha", "", "does not answer, so what it serves is not known"}}},
-		{"the holder's node is away", map[string]raftfsm.Holder{"store": named}, []bus.Answer{{Node: "beta", Answered: true}}, []Finding{{"alpha", "store", "does not answer, and alpha/pg-main, epoch 7 is named"}}},
+		{"a silent node is subscribed", map[string]raftfsm.Holder{"store": named}, []bus.Answer{{Node: "alpha", Bound: []bus.Bound{{Seat: "store", Interest: 1}}}}, nil},
+		{"a silent node is not", map[string]raftfsm.Holder{"store": named}, []bus.Answer{{Node: "alpha"}}, nil},
+		{"a silent node, and another answers", map[string]raftfsm.Holder{"store": named}, []bus.Answer{{Node: "alpha"}, {Node: "beta", Answered: true, Bound: []bus.Bound{right}}}, []Finding{{"beta", "store", "answers, and alpha/pg-main, epoch 7 is named"}}},
+		{"the holder's node is no member", map[string]raftfsm.Holder{"store": named}, []bus.Answer{{Node: "beta", Answered: true}}, []Finding{{"alpha", "store", "does not answer, and alpha/pg-main, epoch 7 is named"}}},
 	} {
-		if diff := cmp.Diff(test.want, decideFindings(test.holders, test.answers)); diff != "" {
+		got, silent := decideFindings(test.holders, test.answers)
+		if diff := cmp.Diff(test.want, got); diff != "" {
 			t.Errorf("%s:\n%s", test.name, diff)
+		}
+		if strings.Contains(test.name, "silent") != slices.Equal(silent, []string{"alpha"}) {
+			t.Errorf("%s: silent are %v", test.name, silent)
 		}
 	}
 }

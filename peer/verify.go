@@ -2,7 +2,10 @@ package peer
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"meshd/bus"
@@ -20,7 +23,8 @@ type Finding struct {
 // is well answers in milliseconds.
 const surveyWithin = time.Second
 
-// Verify compares who answers with who is named, on every node.
+// Verify compares who answers with who is named, on every node. The error names
+// who could not be asked; what was found at the others is returned beside it.
 func (n *Peer) Verify(ctx context.Context) ([]Finding, error) {
 	answers, err := n.cfg.Surveyor.Survey(ctx, surveyWithin)
 	if err != nil {
@@ -28,19 +32,27 @@ func (n *Peer) Verify(ctx context.Context) ([]Finding, error) {
 	}
 	var holders map[string]raftfsm.Holder
 	n.store.view(func(s *raftfsm.State) { holders = s.Desired(n.id()).Holders })
-	findings := decideFindings(holders, answers)
-	if !n.hasHeard() {
-		findings = append(findings, Finding{Node: n.cfg.Self.Name, Text: unheard + "; who is named is what it knew then"})
+	findings, silent := decideFindings(holders, answers)
+	switch len(silent) {
+	case 0:
+	case 1:
+		err = fmt.Errorf("%s does not answer, so what it serves is not known", silent[0])
+	default:
+		err = fmt.Errorf("%s do not answer, so what they serve is not known", strings.Join(silent, ", "))
 	}
-	return findings, nil
+	if !n.hasHeard() {
+		err = errors.Join(err, errors.New(unheard+"; who is named is what it knew then"))
+	}
+	return findings, err
 }
 
-func decideFindings(holders map[string]raftfsm.Holder, answers []bus.Answer) []Finding {
-	var out []Finding
+// decideFindings compares. Of a silent node it finds what the bus itself sees: that
+// it does not speak is no difference.
+func decideFindings(holders map[string]raftfsm.Holder, answers []bus.Answer) (out []Finding, silent []string) {
 	bound := map[string]bool{}
 	for _, a := range answers {
 		if !a.Answered {
-			out = append(out, Finding{Node: a.Node, Text: "does not answer, so what it serves is not known"})
+			silent = append(silent, a.Node)
 		}
 		for _, b := range a.Bound {
 			h := holders[b.Seat]
@@ -58,11 +70,11 @@ func decideFindings(holders map[string]raftfsm.Holder, answers []bus.Answer) []F
 		}
 	}
 	for _, seat := range sortedKeys(holders) {
-		if h := holders[seat]; h.Node != "" && !bound[seat] {
+		if h := holders[seat]; h.Node != "" && !bound[seat] && !slices.Contains(silent, h.Node) {
 			out = append(out, Finding{h.Node, seat, fmt.Sprintf("does not answer, and %s is named", describe(h))})
 		}
 	}
-	return out
+	return out, silent
 }
 
 func describe(h raftfsm.Holder) string {

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"errors"
+	"fmt"
 	"io"
 
 	"github.com/spf13/cobra"
@@ -12,7 +13,7 @@ func newVerifyCommand() *cobra.Command {
 		Use:   "verify",
 		Short: "Compare who answers each seat with who is named",
 		Long: `Ask every node which seats it announces, and compare with whom the log names. Exit code 3 on a
-difference, 1 when some node could not be asked.`,
+difference; else 1 where some node could not be asked, so that nobody knows; else 0.`,
 		Args: takes(0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c := dial(cmd)
@@ -37,6 +38,9 @@ difference, 1 when some node could not be asked.`,
 			case err != nil:
 				return err
 			case len(v.Findings) > 0:
+				if v.Problem != "" {
+					fmt.Fprintln(cmd.ErrOrStderr(), "meshd:", v.Problem)
+				}
 				return exit(exitDiffers)
 			case v.Problem != "":
 				return errors.New(v.Problem)
