@@ -81,12 +81,13 @@ type view struct {
 	changed chan struct{}
 }
 
-// Start starts the server, with no peers and no modules until the first Apply.
-func Start(cfg Config) (*Bus, error) {
+// Start starts the server, with no peers and no modules until the first Apply. It gives up when ctx
+// ends, and else within some 10 s; afterwards ctx means nothing.
+func Start(ctx context.Context, cfg Config) (*Bus, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	h, err := startHost(cfg)
+	h, err := startHost(ctx, cfg)
 	if err != nil {
 		return nil, fmt.Errorf("start bus: %w", err)
 	}

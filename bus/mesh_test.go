@@ -110,7 +110,7 @@ func (m *mesh) start(name string) *node {
 	var conf *tls.Config
 	conf, n.pin = m.ca.issue(m.t, n.id)
 	var err error
-	n.Bus, err = Start(Config{Mesh: "test-mesh", NodeID: n.id, NodeName: name, RouteAddr: "127.0.0.1:0", RouteTLS: conf, Log: slog.New(n.log)})
+	n.Bus, err = Start(m.t.Context(), Config{Mesh: "test-mesh", NodeID: n.id, NodeName: name, RouteAddr: "127.0.0.1:0", RouteTLS: conf, Log: slog.New(n.log)})
 	must(m.t, err)
 	m.t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)

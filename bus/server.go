@@ -34,7 +34,9 @@ const (
 	// refuses at once, and NATS gives up on a gossiped address after one refusal. Every member is in
 	// the Layout, so nothing needs the gossip.
 	gossipAddr = "127.0.0.1:1"
-	// startLimit bounds the start of the listeners, which takes milliseconds.
+	// startLimit bounds the start of the listeners and each log-in of a client, ours as well, which take
+	// milliseconds. Nothing but this process and its machine can hold them up, and NATS's 2 s for a
+	// log-in, at either end, are too few where all processors are taken.
 	startLimit = 10 * time.Second
 	// A lame duck tells its clients and cuts them spread over duckDuration, after duckGrace.
 	duckDuration = time.Second
@@ -58,7 +60,7 @@ type host struct {
 }
 
 // startHost starts a server without peers and without modules, and connects to it.
-func startHost(cfg Config) (*host, error) {
+func startHost(ctx context.Context, cfg Config) (*host, error) {
 	h := &host{cfg: cfg, log: newServerLog(cfg.Log), clientPort: cfg.ClientPort}
 	if h.clientPort == 0 {
 		h.clientPort = server.RANDOM_PORT
@@ -83,7 +85,12 @@ func startHost(cfg Config) (*host, error) {
 	}
 	h.srv.SetLoggerV2(h.log, false, false, false)
 	h.srv.Start()
-	if err := h.connect(); err != nil {
+	stop := context.AfterFunc(ctx, h.srv.Shutdown) // ends what connect waits for
+	err = h.connect(ctx)
+	if !stop() {
+		err = fmt.Errorf("start NATS server: %w", context.Cause(ctx))
+	}
+	if err != nil {
 		h.closeConns()
 		h.srv.Shutdown()
 		h.srv.WaitForShutdown()
@@ -93,12 +100,15 @@ func startHost(cfg Config) (*host, error) {
 }
 
 // connect waits until the server listens and opens meshd's three connections.
-func (h *host) connect() error {
+func (h *host) connect(ctx context.Context) error {
 	// The server tells of a taken port in its log alone, and runs on half-started. Its own
 	// ReadyForConnections polls every 25 ms, several times what a start takes.
 	for deadline := time.Now().Add(startLimit); h.srv.ClusterAddr() == nil || h.srv.Addr() == nil; {
 		if err := h.log.fatal(); err != nil {
 			return fmt.Errorf("start NATS server: %w", err)
+		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
 		}
 		if time.Now().After(deadline) {
 			return fmt.Errorf("start NATS server: not listening after %v", startLimit)
@@ -129,7 +139,7 @@ func (h *host) dial(key nkeys.KeyPair) (*nats.Conn, error) {
 		return nil, fmt.Errorf("read own key: %w", err)
 	}
 	log := h.cfg.Log
-	nc, err := nats.Connect("", nats.InProcessServer(h.srv), nats.Nkey(public, key.Sign), nats.Name("meshd"),
+	nc, err := nats.Connect("", nats.InProcessServer(h.srv), nats.Nkey(public, key.Sign), nats.Name("meshd"), nats.Timeout(startLimit),
 		nats.MaxReconnects(-1), nats.ReconnectWait(20*time.Millisecond), nats.IgnoreAuthErrorAbort(),
 		nats.ErrorHandler(func(_ *nats.Conn, s *nats.Subscription, err error) {
 			subject := ""
@@ -160,6 +170,7 @@ func (h *host) options(w wiring) (*server.Options, error) {
 		NoSigs:     true,
 		NoLog:      true,
 
+		AuthTimeout:           startLimit.Seconds(),
 		MaxPayload:            maxPayload + maxHeaders,
 		MaxPending:            maxPending,
 		WriteDeadline:         writeDeadline,

@@ -3,6 +3,7 @@ package bus
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -19,7 +20,7 @@ import (
 )
 
 func TestConfigFaultsAreAllReported(t *testing.T) {
-	_, err := Start(Config{NodeName: "A", ClientPort: -1, RouteAddr: "x"})
+	_, err := Start(t.Context(), Config{NodeName: "A", ClientPort: -1, RouteAddr: "x"})
 	if err == nil {
 		t.Fatal("it started")
 	}
@@ -42,7 +43,7 @@ func TestTakenPortFailsTheStart(t *testing.T) {
 	client.ClientPort = taken.Addr().(*net.TCPAddr).Port
 	route.RouteAddr = taken.Addr().String()
 	for name, c := range map[string]Config{"client": client, "route": route} {
-		b, err := Start(c)
+		b, err := Start(t.Context(), c)
 		if err == nil {
 			check(t, b.Close(within(t, patience)))
 			t.Fatalf("%s port: it started", name)
@@ -50,6 +51,30 @@ func TestTakenPortFailsTheStart(t *testing.T) {
 		if !strings.Contains(err.Error(), "address already in use") {
 			t.Errorf("%s port: error is %v", name, err)
 		}
+	}
+}
+
+// TestAStartWaitsForASlowMachineAndNotForAnEndedOne: a log-in to a server in this process is late only
+// where the machine is.
+func TestAStartWaitsForASlowMachineAndNotForAnEndedOne(t *testing.T) {
+	m := newMesh(t, "alpha")
+	h := m.nodes["alpha"].host
+	opts, err := h.options(wiring{})
+	must(t, err)
+	if d := time.Duration(opts.AuthTimeout * float64(time.Second)); d != startLimit {
+		t.Errorf("the server gives a log-in %v, want %v", d, startLimit)
+	}
+	for _, nc := range h.conns() {
+		if nc.Opts.Timeout != startLimit {
+			t.Errorf("our own connection gives the server %v, want %v", nc.Opts.Timeout, startLimit)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	conf, _ := m.ca.issue(t, "id-beta")
+	_, err = Start(ctx, Config{Mesh: "m", NodeID: "id-beta", NodeName: "beta", RouteAddr: "127.0.0.1:0", RouteTLS: conf, Log: slog.New(&lines{})})
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("a start that is called off: %v", err)
 	}
 }
 
@@ -69,7 +94,7 @@ func TestModulesOutliveARestart(t *testing.T) {
 	}
 	_, err := alpha.Call(within(t, patience), Caller{Node: "alpha"}, query, nil)
 	wantCode(t, err, CodeUnreachable, "stopping")
-	alpha.Bus, err = Start(conf)
+	alpha.Bus, err = Start(t.Context(), conf)
 	must(t, err)
 	if alpha.ClientPort() != conf.ClientPort || alpha.RouteAddr() != conf.RouteAddr {
 		t.Fatal("ports were not kept")

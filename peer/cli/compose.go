@@ -63,7 +63,8 @@ func run(ctx context.Context, p place, log *slog.Logger, say func(n *node, heard
 	n := &node{place: p, settings: s, log: log}
 	var opened closers
 	defer func() { err = errors.Join(err, opened.close()) }()
-	for _, open := range []func(*closers) error{n.openLocal, n.openIdentity, n.openPort, n.openBus, n.openStore, n.openProcesses, n.openPeer, n.openMembers} {
+	openBus := func(c *closers) error { return n.openBus(ctx, c) }
+	for _, open := range []func(*closers) error{n.openLocal, n.openIdentity, n.openPort, openBus, n.openStore, n.openProcesses, n.openPeer, n.openMembers} {
 		if err := open(&opened); err != nil {
 			return err
 		}
@@ -195,12 +196,12 @@ func (n *node) openPort(c *closers) (err error) {
 // after a restart of meshd.
 const clientPortSetting = "bus-client-port"
 
-func (n *node) openBus(c *closers) error {
+func (n *node) openBus(ctx context.Context, c *closers) error {
 	port, err := strconv.Atoi("0" + n.local.Setting(clientPortSetting))
 	if err != nil {
 		return fmt.Errorf("read the bus's client port: %w", err)
 	}
-	n.bus, err = bus.Start(bus.Config{
+	n.bus, err = bus.Start(ctx, bus.Config{
 		Mesh: n.Mesh, NodeID: n.keys.NodeID(), NodeName: n.Name, ClientPort: port,
 		RouteAddr: n.listen(n.RoutePort), RouteTLS: n.creds.Route(), Log: n.log.With("part", "bus"),
 	})
