@@ -259,8 +259,8 @@ func bytesOf(fields map[string]string) map[string][]byte {
 
 // process is the spec of the assignment's process, or nil where the mesh starts
 // none. Its fingerprint covers what a restart is needed for: the command, the
-// environment, and the files, unless the module asked not to be restarted for
-// those.
+// environment, and the files, with the bus's address for those that use it, unless
+// the module asked not to be restarted for files.
 func (c *consumer) process(run raftfsm.RunSpec, data map[string]map[string]string, dir string) (*supervise.Spec, error) {
 	m := run.Module
 	if m.Run.External() {
@@ -291,11 +291,14 @@ func (c *consumer) process(run raftfsm.RunSpec, data map[string]map[string]strin
 	if l := m.Limits; l != nil {
 		spec.Limits = supervise.Limits{Memory: l.Memory, CPU: l.CPU, PIDs: l.PIDs}
 	}
-	files := data
-	if !restarts(m) {
-		files = nil
+	files, bus := data, ""
+	if usesBus(m) {
+		bus = c.n.cfg.Bus.ClientURL()
 	}
-	sum, err := json.Marshal([]any{spec.Exec, spec.Dir, spec.User, spec.Env, spec.Limits, files})
+	if !restarts(m) {
+		files, bus = nil, ""
+	}
+	sum, err := json.Marshal([]any{spec.Exec, spec.Dir, spec.User, spec.Env, spec.Limits, files, bus})
 	if err != nil {
 		return nil, err
 	}
@@ -355,6 +358,24 @@ const (
 
 // restarts reports whether the module is started anew when its files change.
 func restarts(m raftfsm.Module) bool { return m.OnRotate == "" || m.OnRotate == "restart" }
+
+// usesBus reports whether the module's process has anything to do on the bus.
+func usesBus(m raftfsm.Module) bool {
+	serves := func(all map[string]raftfsm.Handler) bool {
+		for _, h := range all {
+			if h.Bus {
+				return true
+			}
+		}
+		return false
+	}
+	for _, verbs := range m.Serves {
+		if serves(verbs) {
+			return true
+		}
+	}
+	return len(m.Calls) > 0 || serves(m.Tools)
+}
 
 // noteProcesses compares what the supervisor says with what the log holds: the
 // state of each process, and the health of those that are proven by it. n.mu is

@@ -27,9 +27,20 @@ type fakeBus struct {
 	applies int
 	reloads int // layouts that differ in more than their handlers
 	answers []bus.Answer
+	port    int // of ClientURL
 }
 
-func (f *fakeBus) ClientURL() string { return "nats://127.0.0.1:4222" }
+func (f *fakeBus) ClientURL() string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return fmt.Sprintf("nats://127.0.0.1:%d", f.port)
+}
+
+func (f *fakeBus) move(port int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.port = port
+}
 
 func (f *fakeBus) Apply(l bus.Layout) error {
 	plain := l

@@ -197,9 +197,13 @@ func (n *node) openPort(c *closers) (err error) {
 const clientPortSetting = "bus-client-port"
 
 func (n *node) openBus(ctx context.Context, c *closers) error {
-	port, err := strconv.Atoi("0" + n.local.Setting(clientPortSetting))
+	kept, err := strconv.Atoi("0" + n.local.Setting(clientPortSetting))
 	if err != nil {
 		return fmt.Errorf("read the bus's client port: %w", err)
+	}
+	port, err := clientPort(kept, []int{n.MeshPort, n.RoutePort, n.StorePort}, n.log)
+	if err != nil {
+		return err
 	}
 	n.bus, err = bus.Start(ctx, bus.Config{
 		Mesh: n.Mesh, NodeID: n.keys.NodeID(), NodeName: n.Name, ClientPort: port,
