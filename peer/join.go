@@ -32,13 +32,13 @@ type Secrets struct {
 	Gossip []byte // 32 bytes: gossip packets are AES-256
 }
 
-// Seal seals the keys to one node.
-func (s Secrets) Seal(recipient string) (string, error) {
+// Seal seals the keys to the nodes with these recipients.
+func (s Secrets) Seal(recipients ...string) (string, error) {
 	b, err := json.Marshal(s)
 	if err != nil {
 		return "", err
 	}
-	return identity.Seal(b, recipient)
+	return identity.Seal(b, recipients...)
 }
 
 // OpenSecrets opens what Seal made.
@@ -125,31 +125,52 @@ func (n *Peer) admit(ctx context.Context, req JoinRequest) (JoinReply, error) {
 	if err := reachable(ctx, req); err != nil {
 		return JoinReply{}, &raftfsm.Rejection{Code: "unreachable", Text: err.Error(), Remedy: "open the port, or give the address that others reach with --advertise"}
 	}
-	secrets, ca, err := n.authority()
-	if err != nil {
-		return JoinReply{}, err
-	}
-	cert, err := ca.Sign(req.Key, node.ID, node.Name, req.Hosts, time.Now())
-	if err != nil {
-		return JoinReply{}, &raftfsm.Rejection{Code: "bad-request", Text: err.Error()}
-	}
-	if node.Secrets, err = secrets.Seal(req.Recipient); err != nil {
-		return JoinReply{}, &raftfsm.Rejection{Code: "bad-request", Text: err.Error()}
-	}
-	n.store.view(func(s *raftfsm.State) {
-		if old, again := s.Nodes[node.ID]; again {
-			node.Secrets = old.Secrets // sealed to the recipient on record, whoever asks
+	return n.letIn(ctx, req, hash, node)
+}
+
+// letIn makes a machine a member whose request is in order.
+func (n *Peer) letIn(ctx context.Context, req JoinRequest, token string, node raftfsm.Node) (JoinReply, error) {
+	for range catchUps {
+		reply, err := n.admitWith(ctx, req, token, node)
+		if !movedOn(err) {
+			return reply, err
 		}
-	})
-	result, err := n.Propose(ctx, Meshd, raftfsm.Admit{Token: hash, Node: node})
+	}
+	return JoinReply{}, &raftfsm.Rejection{Code: "unavailable", Text: "the mesh's keys are changed again and again", Remedy: "join again once nobody removes nodes"}
+}
+
+// catchUps is how often a command is made again whose seals the log has moved on
+// from: each time by a state that holds what it was refused for.
+const catchUps = 5
+
+// movedOn reports whether a command was refused for what it was sealed to or with.
+func movedOn(err error) bool {
+	var refused *raftfsm.Rejection
+	return errors.As(err, &refused) && (refused.Code == "keys-changed" || refused.Code == "members-changed")
+}
+
+// admitWith signs and seals with the keys that the mesh has now, and commits it.
+func (n *Peer) admitWith(ctx context.Context, req JoinRequest, token string, node raftfsm.Node) (JoinReply, error) {
+	own, err := n.authority()
 	if err != nil {
 		return JoinReply{}, err
 	}
-	if result.Rejection != nil {
-		return JoinReply{}, result.Rejection
+	cert, err := own.ca.Sign(req.Key, node.ID, node.Name, req.Hosts, time.Now())
+	if err != nil {
+		return JoinReply{}, &raftfsm.Rejection{Code: "bad-request", Text: err.Error()}
 	}
-	reply := JoinReply{Mesh: ca.MeshID(), Cert: string(cert), CA: string(ca.CertPEM()), Secrets: node.Secrets, Nodes: map[string]raftfsm.Node{}}
+	if node.Secrets, err = own.secrets.Seal(req.Recipient); err != nil {
+		return JoinReply{}, &raftfsm.Rejection{Code: "bad-request", Text: err.Error()}
+	}
+	result, err := n.Propose(ctx, Meshd, raftfsm.Admit{Token: token, Node: node, Keys: own.keys})
+	if err = settled(result, err); err != nil {
+		return JoinReply{}, err
+	}
+	reply := JoinReply{Mesh: own.ca.MeshID(), Cert: string(cert), CA: string(own.ca.CertPEM()), Secrets: node.Secrets, Nodes: map[string]raftfsm.Node{}}
 	n.store.view(func(s *raftfsm.State) {
+		if onRecord := s.SecretsOf(node.ID); onRecord != "" {
+			reply.Secrets = onRecord // sealed to the recipient that it joined with, whoever asks
+		}
 		for id, m := range s.Nodes {
 			m.Secrets = ""
 			reply.Nodes[id] = m
@@ -175,19 +196,25 @@ func (n *Peer) tokenIsGood(hash, node string) (refused *raftfsm.Rejection) {
 	return refused
 }
 
+// authority is what every member may do in the mesh's name.
+type authority struct {
+	secrets Secrets
+	ca      *identity.CA
+	keys    uint64 // raftfsm.Mesh.Keys of the secrets
+}
+
 // authority opens the mesh's own keys.
-func (n *Peer) authority() (Secrets, *identity.CA, error) {
+func (n *Peer) authority() (a authority, err error) {
 	var sealed, cert string
-	n.store.view(func(s *raftfsm.State) { sealed, cert = s.Nodes[n.id()].Secrets, s.Mesh.CACert })
+	n.store.view(func(s *raftfsm.State) { sealed, cert, a.keys = s.SecretsOf(n.id()), s.Mesh.CACert, s.Mesh.Keys })
 	if cert == "" {
-		return Secrets{}, nil, n.unread()
+		return a, n.unread()
 	}
-	secrets, err := OpenSecrets(n.cfg.Keys, sealed)
-	if err != nil {
-		return secrets, nil, err
+	if a.secrets, err = OpenSecrets(n.cfg.Keys, sealed); err != nil {
+		return a, err
 	}
-	ca, err := identity.LoadCA([]byte(cert), secrets.CAKey)
-	return secrets, ca, err
+	a.ca, err = identity.LoadCA([]byte(cert), a.secrets.CAKey)
+	return a, err
 }
 
 // Token makes a join token that is good for so long.
@@ -227,41 +254,49 @@ func (n *Peer) Token(ctx context.Context, actor string, ttl time.Duration) (stri
 // RemoveNode expels a member, reachable or not, and gives the others new keys
 // for gossip.
 func (n *Peer) RemoveNode(ctx context.Context, actor, name string) error {
-	c, err := n.removal(name)
-	if err != nil {
-		return err
-	}
 	ctx, cancel := context.WithTimeout(ctx, proposeWithin)
 	defer cancel()
-	result, err := n.propose(ctx, actor, c)
-	if err = settled(result, err); err != nil {
-		return err
+	for try := 1; ; try++ {
+		c, err := n.removal(name)
+		if err != nil {
+			return err
+		}
+		result, err := n.propose(ctx, actor, c)
+		err = settled(result, err)
+		if again := movedOn(err) && try < catchUps; err != nil && !again {
+			return err
+		}
+		if c.ID != n.id() || err != nil { // the others do not talk to this node any more: it may never read the entry
+			_ = n.caughtUp(ctx, result.Index) // it is done, read here or not
+		}
+		if err == nil {
+			return nil
+		}
 	}
-	if c.ID != n.id() { // the others do not talk to this node any more: it may never read the entry
-		_ = n.caughtUp(ctx, result.Index) // it is done, read here or not
-	}
-	return nil
 }
 
 // removal is the command that expels the member of that name, or of that id.
 func (n *Peer) removal(name string) (raftfsm.RemoveNode, error) {
-	secrets, _, err := n.authority()
+	own, err := n.authority()
 	if err != nil {
 		return raftfsm.RemoveNode{}, err
 	}
-	secrets.Gossip = make([]byte, 32)
-	rand.Read(secrets.Gossip)
-	c := raftfsm.RemoveNode{ID: name, Secrets: map[string]string{}}
+	own.secrets.Gossip = make([]byte, 32)
+	rand.Read(own.secrets.Gossip)
+	c := raftfsm.RemoveNode{ID: name}
+	var recipients []string
 	n.store.view(func(s *raftfsm.State) {
 		if m, ok := s.NodeNamed(name); ok {
 			c.ID = m.ID
 		}
-		for id, m := range s.Nodes {
-			if id != c.ID && err == nil {
-				c.Secrets[id], err = secrets.Seal(m.Recipient)
-			}
+		c.SealedTo = s.Without(c.ID)
+		for _, id := range c.SealedTo {
+			recipients = append(recipients, s.Nodes[id].Recipient)
 		}
 	})
+	if len(recipients) > 0 { // else it is the last node, which is refused for that
+		c.Secrets, err = own.secrets.Seal(recipients...)
+	}
 	return c, err
 }
 

@@ -24,7 +24,11 @@ func (n *Peer) Leave(ctx context.Context, actor string) (err error) {
 	if alone {
 		return &raftfsm.Rejection{Code: "last-node", Text: "this is the only node of the mesh", Remedy: "stop it, and delete its data directory to end the mesh with all it holds"}
 	}
-	if _, _, refused := n.Preview(ctx, actor, raftfsm.RemoveNode{ID: n.id()}); refused != nil {
+	c, err := n.removal(n.id())
+	if err != nil {
+		return err
+	}
+	if _, _, refused := n.Preview(ctx, actor, c); refused != nil && !movedOn(refused) {
 		return refused
 	}
 	n.exit.leaving.Store(true)

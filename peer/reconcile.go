@@ -58,9 +58,8 @@ func (n *Peer) gather() facts {
 		f.state = raftfsm.New() // its own copy is one of before the removal
 		f.state.Removed[n.id()] = *told
 	}
-	var self raftfsm.Node
-	self, f.isMember = f.state.Nodes[n.id()]
-	f.secrets, f.removed = self.Secrets, sortedKeys(f.state.Removed)
+	_, f.isMember = f.state.Nodes[n.id()]
+	f.secrets, f.removed = f.state.SecretsOf(n.id()), sortedKeys(f.state.Removed)
 	for id, m := range f.state.Nodes {
 		f.members[id] = m.Address
 	}

@@ -181,6 +181,9 @@ func (t *tx) admit(c Admit) *Rejection {
 		put(t, t.Nodes, old.ID, old)
 		return nil
 	}
+	if c.Keys != t.Mesh.Keys {
+		return reject("keys-changed", "", fmt.Sprintf("the mesh's keys were changed while node %s was let in", c.Node.Name), "join again")
+	}
 	put(t, t.Nodes, c.Node.ID, c.Node)
 	t.event("node %s joined", c.Node.Name)
 	for _, module := range sorted(t.Everywhere) {
@@ -219,11 +222,14 @@ func (t *tx) removeNode(c RemoveNode) *Rejection {
 	t.Mesh.Changed = t.Index
 	drop(t, t.Nodes, c.ID)
 	put(t, t.Removed, c.ID, Removal{At: t.h.Time, By: t.h.Actor})
-	for _, id := range sorted(c.Secrets) {
-		if m, ok := t.Nodes[id]; ok {
-			m.Secrets = c.Secrets[id]
-			put(t, t.Nodes, id, m)
-		}
+	if !slices.Equal(c.SealedTo, sorted(t.Nodes)) || c.Secrets == "" {
+		return reject("members-changed", "", fmt.Sprintf("nodes joined or left while new keys were made for those that remain without %s", n.Name), "give the command again")
+	}
+	t.Mesh.Secrets, t.Mesh.Keys = c.Secrets, t.Index
+	for _, id := range c.SealedTo {
+		m := t.Nodes[id]
+		m.Secrets = ""
+		put(t, t.Nodes, id, m)
 	}
 	t.event("node %s removed", n.Name)
 	return t.resolve()

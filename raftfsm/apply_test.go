@@ -36,33 +36,57 @@ func TestAdmission(t *testing.T) {
 		t.Errorf("the token of beta is %+v", b.Tokens["token-beta"])
 	}
 	b.refused("alpha", AddToken{}, "bad-token", "a join token is known by the hash of its secret, and this one has none; make another with meshd token")
-	b.refused("alpha", Admit{"none", member("gamma")}, "token-foreign", "the join token is not one of this mesh; make one with meshd token on a member")
-	b.refused("alpha", Admit{"token-beta", member("gamma")}, "token-used", "the join token was used by node beta, and a token admits one node; make another with meshd token on a member")
+	b.refused("alpha", Admit{Token: "none", Node: member("gamma")}, "token-foreign", "the join token is not one of this mesh; make one with meshd token on a member")
+	b.refused("alpha", Admit{Token: "token-beta", Node: member("gamma")}, "token-used", "the join token was used by node beta, and a token admits one node; make another with meshd token on a member")
 	b.ok("alpha", AddToken{Hash: "t"})
 	twin := member("beta")
 	twin.ID = "id-twin"
-	b.refused("alpha", Admit{"t", twin}, "node-name-taken", `a node named "beta" is a member already; choose another with --name, or remove that one first: meshd node rm beta`)
+	b.refused("alpha", Admit{Token: "t", Node: twin}, "node-name-taken", `a node named "beta" is a member already; choose another with --name, or remove that one first: meshd node rm beta`)
 
 	moved := member("beta")
 	moved.Address, moved.Route = "10.9.9.9:7946", "10.9.9.9:6222"
-	b.ok("alpha", Admit{"token-beta", moved})
+	b.ok("alpha", Admit{Token: "token-beta", Node: moved})
 	other := moved
 	other.Recipient = "age1another"
-	b.refused("alpha", Admit{"token-beta", other}, "node-differs", "this machine is node beta of the mesh already, and asks to be another; join with --name beta and the keys that it has, or remove it first: meshd node rm beta")
+	b.refused("alpha", Admit{Token: "token-beta", Node: other}, "node-differs", "this machine is node beta of the mesh already, and asks to be another; join with --name beta and the keys that it has, or remove it first: meshd node rm beta")
 	other = moved
 	other.Name = "zeta"
-	b.refused("alpha", Admit{"token-beta", other}, "node-differs", "this machine is node beta of the mesh already, and asks to be another; join with --name beta and the keys that it has, or remove it first: meshd node rm beta")
+	b.refused("alpha", Admit{Token: "token-beta", Node: other}, "node-differs", "this machine is node beta of the mesh already, and asks to be another; join with --name beta and the keys that it has, or remove it first: meshd node rm beta")
 	if n := b.Nodes[id("beta")]; n.Address != moved.Address || n.Route != moved.Route {
 		t.Errorf("beta joined again from elsewhere and is at %s", n.Address)
 	}
 
-	b.ok("alpha", RemoveNode{id("beta"), map[string]string{id("alpha"): "new keys", "id-gone": "x"}})
-	if b.Nodes[id("alpha")].Secrets != "new keys" {
-		t.Error("alpha did not get the new keys")
-	}
-	b.refused("alpha", Admit{"t", member("beta")}, "node-removed", "node id-beta was removed from the mesh, and a removed node does not come back; delete its data directory and join again: it will be a new node")
+	b.ok("alpha", removal(b.State, "beta"))
+	b.refused("alpha", Admit{Token: "t", Node: member("beta")}, "node-removed", "node id-beta was removed from the mesh, and a removed node does not come back; delete its data directory and join again: it will be a new node")
 	b.refused("alpha", RemoveNode{ID: id("beta")}, "no-node", `there is no node "id-beta"; meshd node ls lists them`)
 	b.refused("alpha", RemoveNode{ID: id("alpha")}, "last-node", "alpha is the last node, and a mesh has at least one; run meshd leave on it to end the mesh")
+}
+
+// Whoever stays has the newest keys, and nobody else: the seals were made by a
+// state that the log may have moved on from.
+func TestNewKeysAreForWhoStays(t *testing.T) {
+	b := newBed(t, "alpha", "beta")
+	early := removal(b.State, "beta")
+	old := Admit{Token: "token-delta", Node: member("delta")}
+	old.Node.Secrets = "old keys"
+	b.ok("alpha", AddToken{Hash: old.Token, Expires: epochStart})
+	b.join("gamma")
+	const moved = "nodes joined or left while new keys were made for those that remain without beta; give the command again"
+	b.refused("alpha", early, "members-changed", moved)
+	b.refused("alpha", RemoveNode{ID: id("beta"), SealedTo: b.Without(id("beta"))}, "members-changed", moved)
+	b.ok("alpha", removal(b.State, "beta"))
+	b.refused("alpha", old, "keys-changed", "the mesh's keys were changed while node delta was let in; join again")
+	old.Keys, old.Node.Secrets = b.Mesh.Keys, "delta's"
+	b.ok("alpha", old)
+	for node, want := range map[string]string{"alpha": "new keys", "gamma": "new keys", "delta": "delta's", "beta": ""} {
+		if got := b.SecretsOf(id(node)); got != want {
+			t.Errorf("%s has %q, want %q", node, got, want)
+		}
+	}
+	b.ok("gamma", removal(b.State, "alpha"))
+	if got := b.SecretsOf(id("delta")); got != "new keys" {
+		t.Errorf("after the next removal delta has %q", got)
+	}
 }
 
 func TestTokensAreBounded(t *testing.T) {
@@ -87,11 +111,11 @@ func TestANodeChangesItsOwnRecordOnly(t *testing.T) {
 func TestRemovalOfANode(t *testing.T) {
 	b := story(t)
 	b.refused("beta", RemoveNode{ID: id("alpha")}, "still-consumed", "pg-main cannot be removed: it is the provider of shop@gamma/db; remove those consumers first, or bind them to another provider and push")
-	b.ok("alpha", RemoveNode{ID: id("gamma")})
+	b.ok("alpha", removal(b.State, "gamma"))
 	if has(b.Assignments, "shop@gamma") || len(b.Withdrawals) != 1 {
 		t.Errorf("after the consumer's node is gone there are withdrawals %v", b.Withdrawals)
 	}
-	b.ok("beta", RemoveNode{ID: id("alpha")})
+	b.ok("beta", removal(b.State, "alpha"))
 	if len(b.Withdrawals) != 0 || !b.happened("logins of shop@gamma/db were left behind at pg-main, which is removed") {
 		t.Error("the withdrawal at a removed provider is waited for")
 	}
@@ -102,7 +126,7 @@ func TestRemovalOfANodeWithAProviderAndItsConsumer(t *testing.T) {
 	b.ok("alpha", push(pg(), on("pg", "beta"), app("zeta", Requirement{}), on("zeta", "beta"), app("app", Requirement{}), on("app", "beta")))
 	b.use("zeta@beta/db")
 	b.use("app@beta/db")
-	b.ok("alpha", RemoveNode{ID: id("beta")})
+	b.ok("alpha", removal(b.State, "beta"))
 	if len(b.Withdrawals)+len(b.Bindings)+len(b.Assignments) != 0 {
 		t.Errorf("what is left: %v %v %v", b.Withdrawals, b.Bindings, b.Assignments)
 	}
@@ -149,7 +173,7 @@ func TestASeatLosesItsHolder(t *testing.T) {
 		"that is removed":      Remove{WhatAssignment, "idp"},
 		"whose module goes":    Remove{WhatModule, "ident"},
 		"that claims no more":  push(Module{Name: "ident"}),
-		"whose node goes":      RemoveNode{ID: id("alpha")},
+		"whose node goes":      RemoveNode{id("alpha"), []string{id("beta")}, "new keys"},
 		"as its scope changes": push(Seat{Name: "ident", Scope: ScopeNode}),
 	} {
 		b := newBed(t, "alpha", "beta")

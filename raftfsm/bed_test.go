@@ -39,7 +39,12 @@ func newBed(t testing.TB, nodes ...string) *bed {
 func (b *bed) join(node string) {
 	b.Helper()
 	b.ok("alpha", AddToken{Hash: "token-" + node, Expires: epochStart.Add(time.Hour)})
-	b.ok("alpha", Admit{Token: "token-" + node, Node: member(node)})
+	b.ok("alpha", Admit{Token: "token-" + node, Node: member(node), Keys: b.Mesh.Keys})
+}
+
+// removal is the removal of a node as its members ask for it.
+func removal(s *State, node string) RemoveNode {
+	return RemoveNode{ID: id(node), SealedTo: s.Without(id(node)), Secrets: "new keys"}
 }
 
 // apply applies c as an entry that the node proposed.

@@ -20,7 +20,7 @@ func bigMesh(t testing.TB, n int) *State {
 	apply("n0", Init{Mesh: Mesh{ID: "big"}, Node: member("n0")})
 	for i := range 49 {
 		apply("n0", AddToken{Hash: fmt.Sprint("t", i)})
-		apply("n0", Admit{fmt.Sprint("t", i), member(fmt.Sprint("n", i+1))})
+		apply("n0", Admit{Token: fmt.Sprint("t", i), Node: member(fmt.Sprint("n", i+1))})
 	}
 	cache := Module{Name: "cache", Provides: map[string]Provide{"redis": {}}}
 	apply("n0", push(pg(), on("pg", "n0", as("pg-main"), deflt(pgKind)), cache, on("cache", "n1", as("cache-main"), deflt("redis"))))

@@ -19,6 +19,7 @@ type AddToken struct {
 type Admit struct {
 	Token string // hash
 	Node  Node
+	Keys  uint64 `json:",omitempty"` // Mesh.Keys of what Node.Secrets hold: refused once there are newer ones
 }
 
 // UpdateNode is a member's own word on itself: its addresses, its build.
@@ -29,11 +30,12 @@ type UpdateNode struct {
 	Level   int
 }
 
-// RemoveNode expels a member. Secrets are the mesh's own keys, made anew and
-// sealed to each remaining node.
+// RemoveNode expels a member. Secrets are the mesh's own keys, made anew and sealed
+// to all that remain, once: 131 bytes each.
 type RemoveNode struct {
-	ID      string
-	Secrets map[string]string // node id -> sealed
+	ID       string
+	SealedTo []string // ids, sorted: refused where those that remain are others
+	Secrets  string
 }
 
 // PushPart carries a piece of a push too big for one entry. It changes nothing

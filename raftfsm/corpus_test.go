@@ -32,7 +32,7 @@ func corpus(t *testing.T) map[string][]Entry {
 	life.ok("alpha", pending(push(app("late", Requirement{Provider: "pg-late"}), on("late", "beta"))))
 	life.ok("alpha", push(on("pg", "delta", as("pg-late"))))
 	life.ok("alpha", Remove{WhatModule, "shop"})
-	life.ok("alpha", RemoveNode{ID: id("gamma")})
+	life.ok("alpha", removal(life.State, "gamma"))
 	life.apply("alpha", push(app("bad", Requirement{}), on("bad", "delta,nowhere")))
 
 	parts := newBed(t, "alpha", "beta")

@@ -18,11 +18,11 @@ func everyCommand() []Command {
 		Name: "store", Scope: ScopeMesh, Delivers: pgKind, Verbs: []string{"query"}, Want: "one", Failover: FailoverAuto,
 	}}}
 	return []Command{
-		Init{Mesh{"mesh-1", 1, 2, 1, "pem", "age1"}, member("alpha")},
+		Init{Mesh{"mesh-1", 1, 2, 1, "pem", "age1", "", 0}, member("alpha")},
 		AddToken{"token-beta", epochStart},
-		Admit{"token-beta", member("beta")},
+		Admit{"token-beta", member("beta"), 0},
 		UpdateNode{"id-alpha", "a:1", "a:2", 1},
-		RemoveNode{"id-beta", map[string]string{"id-alpha": "sealed"}},
+		RemoveNode{"id-beta", []string{"id-alpha"}, "sealed"},
 		PushPart{"p", 0, docs},
 		Push{"p", 1, docs, true, 7},
 		Remove{WhatModule, "pg"},

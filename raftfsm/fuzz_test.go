@@ -156,9 +156,9 @@ func (s *source) command(state *State) Command {
 	case 2:
 		return AddToken{Hash: s.of("t1", "t2", "t3"), Expires: epochStart}
 	case 3:
-		return Admit{Token: s.of("t1", "t2", "t3"), Node: member(s.node())}
+		return Admit{Token: s.of("t1", "t2", "t3"), Node: member(s.node()), Keys: state.Mesh.Keys}
 	case 4:
-		return RemoveNode{ID: id(s.node())}
+		return removal(state, s.node())
 	case 5:
 		return PushPart{Push: s.of("p", "q"), Seq: s.n(3), Part: s.documents()}
 	case 6:

@@ -88,7 +88,7 @@ func TestPlans(t *testing.T) {
 	step("removal of a module", Remove{WhatModule, "agent"})
 	step("removal of a seat", Remove{WhatSeat, "store"})
 	b.ok("alpha", push(on("shop", "beta", as("shop-one"))))
-	step("removal of a node", RemoveNode{ID: id("beta")})
+	step("removal of a node", removal(b.State, "beta"))
 	golden(t, "plans.txt", out.String())
 }
 

@@ -126,7 +126,7 @@ func TestABindingIsSticky(t *testing.T) {
 		"a seat that delivers":       push(on("pg", "alpha", as("pg-main")), Seat{Name: "store", Scope: ScopeMesh, Delivers: pgKind, Want: "pg-apps"}),
 		"a move of the consumer":     push(on("shop", "beta", as("shop-one"))),
 		"the same push again":        push(app("shop", Requirement{}), on("shop", "gamma", as("shop-one"))),
-		"a node that joins":          Admit{"t", member("delta")},
+		"a node that joins":          Admit{Token: "t", Node: member("delta")},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := twoPG(t, deflt(pgKind))
@@ -179,7 +179,7 @@ func TestPendingConvergesWhenTheProviderAppears(t *testing.T) {
 		"named by the requirement": {Requirement{Provider: "pg-new"}, on("shop", "gamma"), []Command{push(on("pg", "beta", as("pg-new")))}, "pg-new (provider)"},
 		"named by the assignment":  {Requirement{}, on("shop", "gamma", bound("db", "pg-new")), []Command{push(on("pg", "beta", as("pg-new")))}, "pg-new (assignment)"},
 		"by a node that is known":  {Requirement{Node: "gamma"}, on("shop", "alpha"), []Command{push(on("pg", "gamma"))}, "pg@gamma (node)"},
-		"by a node that joins":     {Requirement{Node: "delta"}, on("shop", "gamma"), []Command{AddToken{Hash: "t"}, Admit{"t", member("delta")}, push(on("pg", "delta"))}, "pg@delta (node)"},
+		"by a node that joins":     {Requirement{Node: "delta"}, on("shop", "gamma"), []Command{AddToken{Hash: "t"}, Admit{Token: "t", Node: member("delta")}, push(on("pg", "delta"))}, "pg@delta (node)"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := twoPG(t)

@@ -81,6 +81,12 @@ type Mesh struct {
 	Level      int    // feature level that every member supports
 	CACert     string // PEM
 	Recovery   string // recipient of the operator's recovery key
+
+	// Secrets are the mesh's own keys, sealed to every node that was a member when
+	// they were made; Keys is the index of the entry that made them, 0 for the first
+	// ones. SecretsOf reads both.
+	Secrets string `json:",omitempty"`
+	Keys    uint64 `json:",omitempty"`
 }
 
 // Node is a member. Its identity is its key: ID is derived from it.
@@ -91,7 +97,7 @@ type Node struct {
 	Route     string // host:port of the bus routes
 	Pin       string // lower-case hex SHA-256 of the key's SubjectPublicKeyInfo
 	Recipient string // what secrets for this node are sealed to
-	Secrets   string // the mesh's own keys, sealed to this node
+	Secrets   string // the mesh's own keys, sealed to this node; empty where Mesh.Secrets are for it
 	Level     int    // newest feature level its build supports
 	Joined    time.Time
 }
@@ -337,6 +343,20 @@ func (s *State) NodeNamed(name string) (Node, bool) {
 		}
 	}
 	return Node{}, false
+}
+
+// Without are the ids of the members other than id, sorted.
+func (s *State) Without(id string) []string {
+	return slices.DeleteFunc(sorted(s.Nodes), func(m string) bool { return m == id })
+}
+
+// SecretsOf are the mesh's own keys as they are sealed to that member, or "".
+func (s *State) SecretsOf(node string) string {
+	n, member := s.Nodes[node]
+	if member && n.Secrets == "" {
+		return s.Mesh.Secrets
+	}
+	return n.Secrets
 }
 
 // NodeName is the name of the node with that id, or the id of one that is gone.

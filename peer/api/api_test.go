@@ -183,6 +183,7 @@ func TestOverviewKeepsSecretsBack(t *testing.T) {
 	m := newMesh(t)
 	sealed := []raftfsm.Credential{{Generation: 1, Login: "m_x", Sealed: "SEALED"}}
 	m.state.Bindings["shop@alpha/db"] = raftfsm.Binding{Consumer: "shop@alpha", Requirement: "db", Provider: "pg", Credentials: sealed}
+	m.state.Mesh.Secrets = "SEALED"
 	m.state.Withdrawals["shop@alpha/db#4"] = raftfsm.Withdrawal{Provider: "pg", Credentials: sealed}
 	path := serve(t, m)
 	o, err := client(t, path).Overview(t.Context())

@@ -244,6 +244,7 @@ func (s *Server) overview(r *http.Request, _ string) (any, error) {
 // nobody but the nodes, and a person's JSON is kept and pasted.
 func withoutSecrets(s *raftfsm.State) *raftfsm.State {
 	c := s.Clone()
+	c.Mesh.Secrets = ""
 	for id, n := range c.Nodes {
 		n.Secrets = ""
 		c.Nodes[id] = n
