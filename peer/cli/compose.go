@@ -225,7 +225,7 @@ const stopWithin = 5 * time.Second
 
 func (n *node) openStore(c *closers) (err error) {
 	n.store, err = jetstream.StartServer(jetstream.ServerConfig{
-		Dir: n.place.store(), Listen: n.listen(n.StorePort), TLS: n.creds.Service(), Log: n.log.With("part", "store"),
+		Dir: n.place.store(), Listen: n.listen(n.StorePort), TLS: n.creds.Service(), Log: n.log.With("part", "store"), Write: identity.WriteFile,
 	})
 	if err != nil {
 		return err
@@ -236,7 +236,7 @@ func (n *node) openStore(c *closers) (err error) {
 
 func (n *node) openProcesses(*closers) (err error) {
 	n.procs, err = supervise.New(supervise.Config{
-		Dir: n.logs(), Records: peer.Children{Local: n.local}, Log: n.log.With("part", "processes"),
+		Dir: n.logs(), Records: peer.Children{Local: n.local}, Log: n.log.With("part", "processes"), Write: identity.WriteFile,
 		Changed: func() {
 			if p := n.current.Load(); p != nil {
 				p.Poke()

@@ -258,10 +258,11 @@ func CheckDir(dir string) error {
 	return d.Close()
 }
 
-// WriteFile puts data, whole or not at all, into the file at path, mode 0600, in
-// a directory that only its owner can write. One process at a time writes there.
+// WriteFile puts data, whole or not at all, into the file at path, mode 0600, and
+// returns when it is on disk. One caller at a time writes one path: what an
+// interrupted one left beside it, under its name and .tmp, is overwritten.
 func WriteFile(path string, data []byte) error {
-	dir, err := openDir(filepath.Dir(path))
+	dir, err := os.Open(filepath.Dir(path))
 	if err != nil {
 		return err
 	}

@@ -166,12 +166,12 @@ func (s *Supervisor) orphans(ctx context.Context, intents map[string]record) (ma
 
 // readInstance is the id of dir, made on first use. It is in every token, so
 // that two meshd on one machine never take each other's processes.
-func readInstance(dir string) (string, error) {
+func readInstance(dir string, write func(path string, data []byte) error) (string, error) {
 	path := filepath.Join(dir, "instance")
 	b, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) {
 		b = []byte(strings.ToLower(rand.Text())[:16])
-		err = writeFile(path, b, 0o600)
+		err = write(path, b)
 	}
 	if err != nil {
 		return "", fmt.Errorf("read the instance id: %w", err)
@@ -181,33 +181,6 @@ func readInstance(dir string) (string, error) {
 		return "", fmt.Errorf("read the instance id: %s does not hold 16 characters of a-z and 2-7; restore it, or stop what meshd started here and remove it", path)
 	}
 	return id, nil
-}
-
-// writeFile replaces path so that a crash leaves the old bytes or the new ones.
-func writeFile(path string, b []byte, mode os.FileMode) error {
-	f, err := os.CreateTemp(filepath.Dir(path), ".tmp-*")
-	if err != nil {
-		return err
-	}
-	defer os.Remove(f.Name()) // fails once it is renamed
-	_, err = f.Write(b)
-	err = errors.Join(err, f.Chmod(mode), f.Sync(), f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		return err
-	}
-	return syncDir(filepath.Dir(path))
-}
-
-func syncDir(path string) error {
-	d, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	return d.Sync()
 }
 
 // lockDir makes one Supervisor the only one of dir. A child between fork and

@@ -233,7 +233,7 @@ func TestOneSupervisorPerDirectory(t *testing.T) {
 
 func TestConfigReportsEveryFault(t *testing.T) {
 	_, err := New(Config{Dir: "relative", LogKeep: -1})
-	for _, want := range []string{"absolute", "Records", "negative"} {
+	for _, want := range []string{"absolute", "Records", "Write", "negative"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v lacks %q", err, want)
 		}

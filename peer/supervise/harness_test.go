@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"meshd/peer/identity"
 )
 
 // role makes the test binary act as something else when it executes itself.
@@ -53,6 +55,9 @@ func (f *files) Load() (map[string][]byte, error) {
 	all := map[string][]byte{}
 	entries, err := os.ReadDir(f.dir)
 	for _, e := range entries {
+		if strings.HasSuffix(e.Name(), ".tmp") {
+			continue // a crash left it
+		}
 		b, readErr := os.ReadFile(filepath.Join(f.dir, e.Name()))
 		err = errors.Join(err, readErr)
 		all[e.Name()] = b
@@ -65,7 +70,7 @@ func (f *files) Save(name string, record []byte) error {
 	if f.before != nil {
 		f.before(n)
 	}
-	err := writeFile(filepath.Join(f.dir, name), record, 0o600)
+	err := identity.WriteFile(filepath.Join(f.dir, name), record)
 	if f.after != nil {
 		f.after(n)
 	}
@@ -100,7 +105,7 @@ func newDir(t *testing.T) string {
 
 func configFor(dir string) Config {
 	return Config{
-		Dir: dir, Records: &files{dir: filepath.Join(dir, "records")},
+		Dir: dir, Records: &files{dir: filepath.Join(dir, "records")}, Write: identity.WriteFile,
 		BackoffMin: 20 * time.Millisecond, BackoffMax: 200 * time.Millisecond, BackoffReset: 500 * time.Millisecond,
 	}
 }
@@ -309,7 +314,7 @@ func actAsMeshd() {
 		for range changed {
 			b, err := json.Marshal(s.Status())
 			if err == nil {
-				err = writeFile(p.StatusFile, b, 0o600)
+				err = identity.WriteFile(p.StatusFile, b)
 			}
 			if err != nil {
 				panic(err)

@@ -176,6 +176,15 @@ func (l *logs) rotate(name string) error {
 	return errors.Join(dst.Sync(), syncDir(l.dir))
 }
 
+func syncDir(path string) error {
+	d, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	return d.Sync()
+}
+
 // Logs returns the last lines of what the process of name wrote, at most 1 MiB
 // of them. They stay for 14 days after a name is gone. A name without a log, such
 // as one that was not started yet, has no lines.

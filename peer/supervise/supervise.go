@@ -72,10 +72,11 @@ type Records interface {
 
 // Config is what New needs. The zero value of every number is its default.
 type Config struct {
-	Dir     string       // holds NAME.log, the lock and the instance id; made if absent
-	Records Records      // where adopted children are remembered
-	Log     *slog.Logger // nil discards
-	Changed func()       // called after a Status changed; must not block; may be nil
+	Dir     string                               // holds NAME.log, the lock and the instance id; made if absent
+	Records Records                              // where adopted children are remembered
+	Write   func(path string, data []byte) error // puts a file there, whole or not at all, on disk when it returns
+	Log     *slog.Logger                         // nil discards
+	Changed func()                               // called after a Status changed; must not block; may be nil
 
 	BackoffMin   time.Duration // first wait after an end: 0.5 s, short enough for a crash nobody should notice
 	BackoffMax   time.Duration // longest wait: 30 s, so what was mended is up within half a minute
@@ -115,6 +116,9 @@ func (c Config) Validate() error {
 	}
 	if c.Records == nil {
 		faults = append(faults, errors.New("no Records: children could not be found again after a restart"))
+	}
+	if c.Write == nil {
+		faults = append(faults, errors.New("no Write: the instance id could not be kept"))
 	}
 	if c.BackoffMin < 0 || c.BackoffMax < 0 || c.BackoffReset < 0 || c.LogBytes < 0 || c.LogKeep < 0 {
 		faults = append(faults, errors.New("a duration, size or count is negative"))
@@ -167,7 +171,7 @@ func New(cfg Config) (*Supervisor, error) {
 	if err := os.MkdirAll(cfg.Dir, 0o750); err != nil {
 		return nil, fmt.Errorf("make the supervision directory: %w", err)
 	}
-	instance, err := readInstance(cfg.Dir)
+	instance, err := readInstance(cfg.Dir, cfg.Write)
 	if err != nil {
 		return nil, err
 	}

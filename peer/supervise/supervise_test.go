@@ -16,6 +16,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"meshd/peer/identity"
 )
 
 func TestSetStartsRestartsAndStops(t *testing.T) {
@@ -195,7 +197,7 @@ func TestBackoffIsVisibleAndHeals(t *testing.T) {
 }
 
 func TestBackoffGrowsAndResets(t *testing.T) {
-	s, err := New(Config{Dir: t.TempDir(), Records: &files{}})
+	s, err := New(Config{Dir: t.TempDir(), Records: &files{}, Write: identity.WriteFile})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -24,7 +24,11 @@ func (s *Server) change(edit func(logins map[string]login) error) error {
 		return nil
 	}
 	s.stale = true
-	if err := writeLogins(s.loginsFile(), logins); err != nil {
+	text, err := encodeLogins(logins)
+	if err == nil {
+		err = s.cfg.Write(s.loginsFile(), text)
+	}
+	if err != nil {
 		return err
 	}
 	s.stale = false

@@ -8,7 +8,6 @@ import (
 	"io"
 	"maps"
 	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -74,7 +73,7 @@ type loginList struct {
 	Logins []login `json:"logins"`
 }
 
-// readLogins reads logins.json. A file that is not exactly what writeLogins
+// readLogins reads logins.json. A file that is not exactly what encodeLogins
 // writes is refused: to go on without it would lock every consumer out.
 func readLogins(path string) (map[string]login, error) {
 	text, err := os.ReadFile(path)
@@ -105,40 +104,12 @@ func readLogins(path string) (map[string]login, error) {
 	return logins, nil
 }
 
-func writeLogins(path string, logins map[string]login) error {
+// encodeLogins writes what readLogins reads.
+func encodeLogins(logins map[string]login) ([]byte, error) {
 	file := loginList{Format: loginsFormat, Logins: []login{}}
 	for _, name := range slices.Sorted(maps.Keys(logins)) {
 		file.Logins = append(file.Logins, logins[name])
 	}
 	text, err := json.MarshalIndent(file, "", "  ")
-	if err != nil {
-		return err
-	}
-	return writeFile(path, append(text, '\n'))
-}
-
-// writeFile replaces path by text, mode 0600, whole or not at all, and returns
-// when it is on disk. One caller at a time: what an interrupted one left beside
-// path is overwritten.
-func writeFile(path string, text []byte) error {
-	draft := path + ".new"
-	f, err := os.OpenFile(draft, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(text)
-	if err == nil {
-		err = f.Sync()
-	}
-	if err = errors.Join(err, f.Close()); err != nil {
-		return err
-	}
-	if err = os.Rename(draft, path); err != nil {
-		return err
-	}
-	dir, err := os.Open(filepath.Dir(path))
-	if err != nil {
-		return err
-	}
-	return errors.Join(dir.Sync(), dir.Close())
+	return append(text, '\n'), err
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"go.uber.org/goleak"
 
+	"meshd/peer/identity"
 	"meshd/provision"
 )
 
@@ -60,7 +61,7 @@ func testLog(to *bytes.Buffer) *slog.Logger {
 
 func start(t *testing.T, edit func(*ServerConfig)) *Server {
 	t.Helper()
-	cfg := ServerConfig{Dir: t.TempDir(), Listen: "127.0.0.1:0", Log: slog.New(slog.DiscardHandler)}
+	cfg := ServerConfig{Dir: t.TempDir(), Listen: "127.0.0.1:0", Log: slog.New(slog.DiscardHandler), Write: identity.WriteFile}
 	if edit != nil {
 		edit(&cfg)
 	}

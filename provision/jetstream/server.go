@@ -51,6 +51,9 @@ type ServerConfig struct {
 	Listen string       // host:port for consumers; port 0 means chosen once and kept in Dir; an empty host means every address
 	TLS    *tls.Config  // the server's side; nil speaks plain text, for loopback and tests only
 	Log    *slog.Logger // required; never sees a secret
+	// Write, required, puts a file there, mode 0600, whole or not at all, on disk
+	// when it returns.
+	Write func(path string, data []byte) error
 
 	MaxStore  int64 // bytes on disk that buckets may reserve together; 0 means DefaultMaxStore
 	MaxMemory int64 // bytes of memory that streams in memory may use; 0 means DefaultMaxMemory
@@ -97,6 +100,9 @@ func (c ServerConfig) Validate() error {
 	}
 	if c.Log == nil {
 		faults = append(faults, errors.New("log is nil"))
+	}
+	if c.Write == nil {
+		faults = append(faults, errors.New("write is nil: logins could not be kept"))
 	}
 	if _, port, err := net.SplitHostPort(c.Listen); err != nil {
 		faults = append(faults, fmt.Errorf("listen %q: %w: write host:port", c.Listen, err))
@@ -250,7 +256,7 @@ func (s *Server) keepPort() error {
 		return nil
 	}
 	s.port = got.Port
-	return writeFile(s.portFile(), []byte(strconv.Itoa(s.port)+"\n"))
+	return s.cfg.Write(s.portFile(), []byte(strconv.Itoa(s.port)+"\n"))
 }
 
 func readPort(file string) (int, error) {

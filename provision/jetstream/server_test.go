@@ -27,17 +27,18 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"meshd/peer/identity"
 	"meshd/provision"
 )
 
 func TestConfigFaultsAreAllReported(t *testing.T) {
 	err := ServerConfig{Listen: "127.0.0.1:99999", MaxStore: -1}.Validate()
-	for _, says := range []string{"dir is empty", "log is nil", "not a number from 0 to 65535", "cannot be negative"} {
+	for _, says := range []string{"dir is empty", "log is nil", "write is nil", "not a number from 0 to 65535", "cannot be negative"} {
 		if err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%v: does not say %q", err, says)
 		}
 	}
-	if _, err := StartServer(ServerConfig{Dir: t.TempDir(), Listen: "nowhere", Log: slog.New(slog.DiscardHandler)}); err == nil {
+	if _, err := StartServer(ServerConfig{Dir: t.TempDir(), Listen: "nowhere", Log: slog.New(slog.DiscardHandler), Write: identity.WriteFile}); err == nil {
 		t.Error("a listen address without a port was taken")
 	}
 }
@@ -56,7 +57,7 @@ func TestPortIsKept(t *testing.T) {
 	taken, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
 	must(t, err)
 	defer taken.Close()
-	_, err = StartServer(ServerConfig{Dir: dir, Listen: "127.0.0.1:0", Log: slog.New(slog.DiscardHandler)})
+	_, err = StartServer(ServerConfig{Dir: dir, Listen: "127.0.0.1:0", Log: slog.New(slog.DiscardHandler), Write: identity.WriteFile})
 	if err == nil || !strings.Contains(err.Error(), "free it, or remove") {
 		t.Fatalf("start on a taken port: %v", err)
 	}
@@ -107,7 +108,7 @@ func TestLoginsFile(t *testing.T) {
 	for _, bad := range []string{"", "{", "{}", `{"format":2,"logins":[]}`, `{"format":1,"logins":[],"more":1}`,
 		`{"format":1,"logins":[{"name":"u"}]}`, string(text) + "x"} {
 		must(t, os.WriteFile(path, []byte(bad), 0o600))
-		if s, err := StartServer(ServerConfig{Dir: dir, Listen: "127.0.0.1:0", Log: slog.New(slog.DiscardHandler)}); err == nil {
+		if s, err := StartServer(ServerConfig{Dir: dir, Listen: "127.0.0.1:0", Log: slog.New(slog.DiscardHandler), Write: identity.WriteFile}); err == nil {
 			s.Close()
 			t.Errorf("started with %q", bad)
 		}
@@ -117,18 +118,26 @@ func TestLoginsFile(t *testing.T) {
 // A file that cannot be written stops the change, and the next one does it all.
 func TestChangeThatFails(t *testing.T) {
 	dir := t.TempDir()
-	s := start(t, func(c *ServerConfig) { c.Dir = dir })
+	full := false
+	s := start(t, func(c *ServerConfig) {
+		c.Dir = dir
+		c.Write = func(path string, data []byte) error {
+			if full {
+				return syscall.ENOSPC
+			}
+			return identity.WriteFile(path, data)
+		}
+	})
 	k := KV(s)
 	p := open(t, k, s, nil)
 	ctx, res, l := within(t), resource("orders"), user("u", 1)
 	must(t, p.Ensure(ctx, res, l))
-	blocker := filepath.Join(dir, "logins.json.new")
-	must(t, os.Mkdir(blocker, 0o700))
+	full = true
 	if _, err := p.Withdraw(ctx, res, []provision.Login{l}); err == nil {
 		t.Fatal("withdrawn without a record of it")
 	}
 	must(t, k.Check(ctx, k.Fields(address(s), res, l)))
-	must(t, os.Remove(blocker))
+	full = false
 	_, err := p.Withdraw(ctx, res, []provision.Login{l})
 	must(t, err)
 	s.Close()
@@ -164,7 +173,7 @@ func TestLostLoginsFile(t *testing.T) {
 // child is a store in a process of its own, with a bucket and a login. It
 // prints the port and waits to be killed.
 func child(dir string) int {
-	s, err := StartServer(ServerConfig{Dir: dir, Listen: "127.0.0.1:0", Log: slog.New(slog.NewTextHandler(os.Stderr, nil))})
+	s, err := StartServer(ServerConfig{Dir: dir, Listen: "127.0.0.1:0", Log: slog.New(slog.NewTextHandler(os.Stderr, nil)), Write: identity.WriteFile})
 	if err != nil {
 		fmt.Println(err)
 		return 1
