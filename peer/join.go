@@ -179,18 +179,13 @@ func (n *Peer) admitWith(ctx context.Context, req JoinRequest, token string, nod
 	return reply, nil
 }
 
-// tokenIsGood says early, and with this node's clock, what Apply would say
-// without one.
+// tokenIsGood says early what Apply would say, and judges with this node's clock
+// what Apply cannot.
 func (n *Peer) tokenIsGood(hash, node string) (refused *raftfsm.Rejection) {
 	n.store.view(func(s *raftfsm.State) {
-		t, known := s.Tokens[hash]
-		switch {
-		case !known:
-			refused = &raftfsm.Rejection{Code: "token-foreign", Text: "the join token is not one of this mesh, or it is too old to be remembered", Remedy: "make one with meshd token on a member"}
-		case t.Used != "" && t.Used != node:
-			refused = &raftfsm.Rejection{Code: "token-used", Text: fmt.Sprintf("the join token was used by node %s", s.NodeName(t.Used)), Remedy: "a token admits one node: make another with meshd token"}
-		case time.Now().After(t.Expires):
-			refused = &raftfsm.Rejection{Code: "token-expired", Text: "the join token expired at " + t.Expires.UTC().Format(time.RFC3339), Remedy: "make another with meshd token"}
+		refused = s.CheckToken(hash, node)
+		if expires := s.Tokens[hash].Expires; refused == nil && time.Now().After(expires) {
+			refused = &raftfsm.Rejection{Code: "token-expired", Text: "the join token expired at " + expires.UTC().Format(time.RFC3339), Remedy: "make another with meshd token on a member"}
 		}
 	})
 	return refused

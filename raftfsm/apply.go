@@ -154,13 +154,22 @@ func (t *tx) addToken(c AddToken) *Rejection {
 	return nil
 }
 
-func (t *tx) admit(c Admit) *Rejection {
-	token, known := t.Tokens[c.Token]
+// CheckToken refuses a join token, known by its hash, that cannot admit that node.
+// When it expires is for whoever has a clock to judge.
+func (s *State) CheckToken(hash, node string) *Rejection {
+	token, known := s.Tokens[hash]
 	if !known {
-		return reject("token-foreign", "", "the join token is not one of this mesh", "make one with meshd token on a member")
+		return reject("token-foreign", "", "the join token is not one of this mesh, or it is too old to be remembered", "make one with meshd token on a member")
 	}
-	if token.Used != "" && token.Used != c.Node.ID {
-		return reject("token-used", "", fmt.Sprintf("the join token was used by node %s, and a token admits one node", t.NodeName(token.Used)), "make another with meshd token on a member")
+	if token.Used != "" && token.Used != node {
+		return reject("token-used", "", fmt.Sprintf("the join token was used by node %s, and a token admits one node", s.NodeName(token.Used)), "make another with meshd token on a member")
+	}
+	return nil
+}
+
+func (t *tx) admit(c Admit) *Rejection {
+	if r := t.CheckToken(c.Token, c.Node.ID); r != nil {
+		return r
 	}
 	if _, gone := t.Removed[c.Node.ID]; gone {
 		return reject("node-removed", "", fmt.Sprintf("node %s was removed from the mesh, and a removed node does not come back", c.Node.ID), "delete its data directory and join again: it will be a new node")
@@ -171,6 +180,7 @@ func (t *tx) admit(c Admit) *Rejection {
 	if n, taken := t.NodeNamed(c.Node.Name); taken && n.ID != c.Node.ID {
 		return reject("node-name-taken", "", fmt.Sprintf("a node named %q is a member already", c.Node.Name), "choose another with --name, or remove that one first: meshd node rm "+c.Node.Name)
 	}
+	token := t.Tokens[c.Token]
 	token.Used = c.Node.ID
 	put(t, t.Tokens, c.Token, token)
 	if old, again := t.Nodes[c.Node.ID]; again {

@@ -36,7 +36,7 @@ func TestAdmission(t *testing.T) {
 		t.Errorf("the token of beta is %+v", b.Tokens["token-beta"])
 	}
 	b.refused("alpha", AddToken{}, "bad-token", "a join token is known by the hash of its secret, and this one has none; make another with meshd token")
-	b.refused("alpha", Admit{Token: "none", Node: member("gamma")}, "token-foreign", "the join token is not one of this mesh; make one with meshd token on a member")
+	b.refused("alpha", Admit{Token: "none", Node: member("gamma")}, "token-foreign", "the join token is not one of this mesh, or it is too old to be remembered; make one with meshd token on a member")
 	b.refused("alpha", Admit{Token: "token-beta", Node: member("gamma")}, "token-used", "the join token was used by node beta, and a token admits one node; make another with meshd token on a member")
 	b.ok("alpha", AddToken{Hash: "t"})
 	twin := member("beta")

@@ -25,14 +25,8 @@ func newInitCommand() *cobra.Command {
 		Short: "Make a mesh: this machine becomes its first node, and runs in the foreground",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := f.complete(); err != nil {
-				return err
-			}
-			p := place{f.dir}
-			if lives, err := f.resume(cmd, p, verbose); lives {
-				return err
-			}
-			if err := f.usable(p); err != nil {
+			p, lives, err := f.prepare(cmd, verbose)
+			if lives || err != nil {
 				return err
 			}
 			if f.Advertise == "" {
@@ -43,7 +37,7 @@ func newInitCommand() *cobra.Command {
 				f.Advertise = addr
 			}
 			out := cmd.OutOrStdout()
-			err := makeMesh(p, f.settings, func(recovery string) error {
+			err = makeMesh(p, f.settings, func(recovery string) error {
 				_, err := fmt.Fprintf(out, "Recovery key (write it down now, it is shown once and kept nowhere):\n\n    %s\n\n", recovery)
 				return err
 			})
@@ -56,6 +50,19 @@ func newInitCommand() *cobra.Command {
 	f.add(cmd)
 	cmd.Flags().BoolVarP(&verbose, "verbose", "v", false, "log what every part does")
 	return cmd
+}
+
+// prepare fills in the flags and finds a directory in which a node can be made; one
+// that lives there already it runs.
+func (f *nodeFlags) prepare(cmd *cobra.Command, verbose bool) (p place, lives bool, err error) {
+	if err := f.complete(); err != nil {
+		return p, false, err
+	}
+	p = place{f.dir}
+	if lives, err := f.resume(cmd, p, verbose); lives {
+		return p, true, err
+	}
+	return p, false, f.usable(p)
 }
 
 // resume runs the node that lives in the directory already, if one does: in a

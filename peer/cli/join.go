@@ -39,14 +39,8 @@ func newJoinCommand() *cobra.Command {
 		Short: "Make this machine a node of a mesh, with a token from one of its nodes; runs in the foreground",
 		Args:  cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := f.complete(); err != nil {
-				return err
-			}
-			p := place{f.dir}
-			if lives, err := f.resume(cmd, p, verbose); lives {
-				return err
-			}
-			if err := f.usable(p); err != nil {
+			p, lives, err := f.prepare(cmd, verbose)
+			if lives || err != nil {
 				return err
 			}
 			token, err := readToken(args, tokenFile)
