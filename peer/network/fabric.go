@@ -68,13 +68,13 @@ func (f *Fabric) Join(node string) Network {
 			panic(fmt.Sprintf("node %s has joined the fabric already", node))
 		}
 		n = &port{
-			fabric:    f,
-			node:      node,
-			addr:      addr,
-			done:      make(chan struct{}),
-			listeners: map[string]*listener{},
-			ends:      map[*pipeEnd]struct{}{},
-			packets:   make(chan packet, 1024), // a socket's buffer; more are dropped
+			fabric:  f,
+			node:    node,
+			addr:    addr,
+			done:    make(chan struct{}),
+			desk:    desk{listeners: map[string]*listener{}},
+			ends:    map[*pipeEnd]struct{}{},
+			packets: make(chan packet, 1024), // a socket's buffer; more are dropped
 		}
 		f.nodes[addr] = n
 	})
@@ -136,9 +136,9 @@ func (f *Fabric) Expel(node, other string) {
 	if n == nil {
 		return
 	}
-	n.mu.Lock()
+	n.desk.mu.Lock()
 	ends := slices.Collect(maps.Keys(n.ends))
-	n.mu.Unlock()
+	n.desk.mu.Unlock()
 	for _, p := range ends {
 		if p.PeerNode() == other {
 			p.Close() // what it sent arrives
@@ -185,12 +185,9 @@ type port struct {
 	addr   netip.AddrPort
 	done   chan struct{}
 
-	mu        sync.Mutex
-	closed    bool
-	taken     bool // packets
-	listeners map[string]*listener
-	ends      map[*pipeEnd]struct{}
-	packets   chan packet
+	desk    desk // its lock guards ends
+	ends    map[*pipeEnd]struct{}
+	packets chan packet
 }
 
 type packet struct {
@@ -201,23 +198,7 @@ type packet struct {
 var _ Network = (*port)(nil)
 
 func (n *port) Listen(proto string) (net.Listener, error) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.closed {
-		return nil, fmt.Errorf("listen for %s: %w", proto, ErrClosed)
-	}
-	if n.listeners[proto] != nil {
-		return nil, fmt.Errorf("listen for %s: somebody listens already", proto)
-	}
-	l := newListener(proto, net.TCPAddrFromAddrPort(n.addr), func(l *listener) {
-		n.mu.Lock()
-		defer n.mu.Unlock()
-		if n.listeners[l.proto] == l {
-			delete(n.listeners, l.proto)
-		}
-	})
-	n.listeners[proto] = l
-	return l, nil
+	return n.desk.listen(proto, net.TCPAddrFromAddrPort(n.addr))
 }
 
 func (n *port) Dial(ctx context.Context, node, proto string) (net.Conn, error) {
@@ -265,9 +246,7 @@ func (n *port) connect(node, proto string) (net.Conn, <-chan struct{}, error) {
 			return nil, nil, ErrClosed
 		}
 	}
-	peer.mu.Lock()
-	l := peer.listeners[proto]
-	peer.mu.Unlock()
+	l := peer.desk.listener(proto)
 	if l == nil {
 		return nil, nil, syscall.ECONNREFUSED
 	}
@@ -286,17 +265,17 @@ func (n *port) connect(node, proto string) (net.Conn, <-chan struct{}, error) {
 }
 
 func (n *port) remember(p *pipeEnd) bool {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if !n.closed {
+	n.desk.mu.Lock()
+	defer n.desk.mu.Unlock()
+	if !n.desk.closed {
 		n.ends[p] = struct{}{}
 	}
-	return !n.closed
+	return !n.desk.closed
 }
 
 func (n *port) forget(p *pipeEnd) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
+	n.desk.mu.Lock()
+	defer n.desk.mu.Unlock()
 	delete(n.ends, p)
 }
 
@@ -307,15 +286,13 @@ func (n *port) Close() error {
 }
 
 func (n *port) stop(end func(*pipeEnd)) {
-	n.mu.Lock()
-	if n.closed {
-		n.mu.Unlock()
+	ls, first := n.desk.close()
+	if !first {
 		return
 	}
-	n.closed = true
-	ls, ps := slices.Collect(maps.Values(n.listeners)), slices.Collect(maps.Keys(n.ends))
-	n.mu.Unlock()
-
+	n.desk.mu.Lock()
+	ps := slices.Collect(maps.Keys(n.ends)) // no more come: see remember
+	n.desk.mu.Unlock()
 	close(n.done)
 	n.fabric.change(func() { delete(n.fabric.nodes, n.addr) })
 	for _, l := range ls {
@@ -327,15 +304,9 @@ func (n *port) stop(end func(*pipeEnd)) {
 }
 
 func (n *port) Packets() (Packets, error) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.closed {
-		return nil, fmt.Errorf("take packets: %w", ErrClosed)
+	if err := n.desk.take(); err != nil {
+		return nil, err
 	}
-	if n.taken {
-		return nil, errors.New("take packets: somebody has them already")
-	}
-	n.taken = true
 	return &mailbox{n: n, done: make(chan struct{})}, nil
 }
 

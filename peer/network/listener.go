@@ -1,8 +1,11 @@
 package network
 
 import (
+	"errors"
 	"fmt"
+	"maps"
 	"net"
+	"slices"
 	"sync"
 	"time"
 )
@@ -86,4 +89,66 @@ func (l *listener) deliver(c net.Conn, patience time.Duration) bool {
 	default:
 	}
 	return true
+}
+
+// desk is where the protocols of one node are listened for, each by one listener, and its packets
+// are taken. Its lock guards what the owner adds beside it.
+type desk struct {
+	mu        sync.Mutex
+	closed    bool
+	taken     bool // the packets
+	listeners map[string]*listener
+}
+
+// listen opens the listener of a protocol at that address.
+func (d *desk) listen(proto string, addr net.Addr) (net.Listener, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return nil, fmt.Errorf("listen for %s: %w", proto, ErrClosed)
+	}
+	if d.listeners[proto] != nil {
+		return nil, fmt.Errorf("listen for %s: somebody listens already", proto)
+	}
+	l := newListener(proto, addr, d.unlisten)
+	d.listeners[proto] = l
+	return l, nil
+}
+
+func (d *desk) unlisten(l *listener) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.listeners[l.proto] == l {
+		delete(d.listeners, l.proto)
+	}
+}
+
+// listener is the one of a protocol, or nil.
+func (d *desk) listener(proto string) *listener {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.listeners[proto]
+}
+
+// take gives the packets to one taker, once.
+func (d *desk) take() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return fmt.Errorf("take packets: %w", ErrClosed)
+	}
+	if d.taken {
+		return errors.New("take packets: somebody has them already")
+	}
+	d.taken = true
+	return nil
+}
+
+// close marks the desk as closed, and returns the listeners that its owner closes. It is first only
+// once.
+func (d *desk) close() (open []*listener, first bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	first, d.closed = !d.closed, true
+	return slices.Collect(maps.Values(d.listeners)), first
 }

@@ -76,11 +76,8 @@ type Port struct {
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
 
-	mu        sync.Mutex
-	closed    bool
-	listeners map[string]*listener
-	streams   map[string]map[*stream]struct{} // by node; "" for those without an identity
-	packets   bool                            // taken
+	desk    desk                            // its lock guards streams
+	streams map[string]map[*stream]struct{} // by node; "" for those without an identity
 }
 
 var _ Network = (*Port)(nil)
@@ -107,7 +104,7 @@ func OpenPort(cfg Config) (*Port, error) {
 		advertise: advertise,
 		lobby:     newLobby(cfg.Limits),
 		joins:     rate.NewLimiter(cfg.Limits.JoinRate, cfg.Limits.JoinBurst),
-		listeners: map[string]*listener{},
+		desk:      desk{listeners: map[string]*listener{}},
 		streams:   map[string]map[*stream]struct{}{},
 	}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
@@ -163,33 +160,7 @@ func advertised(want string, bound netip.AddrPort) (netip.AddrPort, error) {
 func (p *Port) Addr() netip.AddrPort { return p.advertise }
 
 // Listen takes the streams of a protocol; see Network.
-func (p *Port) Listen(proto string) (net.Listener, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.closed {
-		return nil, fmt.Errorf("listen for %s: %w", proto, ErrClosed)
-	}
-	if p.listeners[proto] != nil {
-		return nil, fmt.Errorf("listen for %s: somebody listens already", proto)
-	}
-	l := newListener(proto, p.tcp.Addr(), p.unlisten)
-	p.listeners[proto] = l
-	return l, nil
-}
-
-func (p *Port) unlisten(l *listener) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.listeners[l.proto] == l {
-		delete(p.listeners, l.proto)
-	}
-}
-
-func (p *Port) listener(proto string) *listener {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.listeners[proto]
-}
+func (p *Port) Listen(proto string) (net.Listener, error) { return p.desk.listen(proto, p.tcp.Addr()) }
 
 // accept never waits for a peer: a connection over the limits is closed, any other gets a goroutine.
 func (p *Port) accept() {
@@ -252,7 +223,7 @@ func (p *Port) serve(raw *net.TCPConn, leave func()) (err error) {
 	if node == "" && proto != Join {
 		return fmt.Errorf("open %s stream: the peer has no certificate; only %s works without one", proto, Join)
 	}
-	l := p.listener(proto)
+	l := p.desk.listener(proto)
 	if l == nil {
 		return fmt.Errorf("open %s stream: nobody listens for it", proto)
 	}
@@ -278,7 +249,7 @@ func (p *Port) configFor(hello *tls.ClientHelloInfo) (*tls.Config, error) {
 		return nil, fmt.Errorf("a client must offer exactly one protocol, not %d", len(hello.SupportedProtos))
 	}
 	proto := hello.SupportedProtos[0]
-	if p.listener(proto) == nil {
+	if p.desk.listener(proto) == nil {
 		return nil, fmt.Errorf("protocol %q: nobody listens for it", proto)
 	}
 	if proto == Join && !p.joins.Allow() {
@@ -377,9 +348,9 @@ func (p *Port) prove(ctx context.Context, tc *tls.Conn, raw *net.TCPConn, node, 
 // track remembers an open stream, so that Expel and Close find it. most bounds the open streams of
 // its node; 0 is no bound, for the streams that this side opened.
 func (p *Port) track(tc *tls.Conn, node string, most int) (*stream, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.closed {
+	p.desk.mu.Lock()
+	defer p.desk.mu.Unlock()
+	if p.desk.closed {
 		return nil, ErrClosed
 	}
 	if most > 0 && node != "" && len(p.streams[node]) >= most {
@@ -387,8 +358,8 @@ func (p *Port) track(tc *tls.Conn, node string, most int) (*stream, error) {
 	}
 	s := &stream{Conn: tc, node: node}
 	s.untrack = func() {
-		p.mu.Lock()
-		defer p.mu.Unlock()
+		p.desk.mu.Lock()
+		defer p.desk.mu.Unlock()
 		if delete(p.streams[node], s); len(p.streams[node]) == 0 {
 			delete(p.streams, node)
 		}
@@ -410,8 +381,8 @@ func (p *Port) Expel(node string) {
 
 // open lists the streams of some nodes, or of all.
 func (p *Port) open(nodes ...string) []*stream {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	p.desk.mu.Lock()
+	defer p.desk.mu.Unlock()
 	var all []*stream
 	for node, streams := range p.streams {
 		if len(nodes) > 0 && !slices.Contains(nodes, node) {
@@ -426,18 +397,10 @@ func (p *Port) open(nodes ...string) []*stream {
 
 // Close ends everything of the port; see Network.
 func (p *Port) Close() error {
-	p.mu.Lock()
-	if p.closed {
-		p.mu.Unlock()
+	ls, first := p.desk.close()
+	if !first {
 		return nil
 	}
-	p.closed = true
-	var ls []*listener
-	for _, l := range p.listeners {
-		ls = append(ls, l)
-	}
-	p.mu.Unlock()
-
 	p.cancel()
 	err := errors.Join(p.tcp.Close(), ignoreClosed(p.udp.Close()))
 	for _, l := range ls {
@@ -492,15 +455,9 @@ func (s *stream) cut() {
 
 // Packets takes the UDP side; see Network. Closing it closes UDP for good.
 func (p *Port) Packets() (Packets, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.closed {
-		return nil, fmt.Errorf("take packets: %w", ErrClosed)
+	if err := p.desk.take(); err != nil {
+		return nil, err
 	}
-	if p.packets {
-		return nil, errors.New("take packets: somebody has them already")
-	}
-	p.packets = true
 	return datagrams{p}, nil
 }
 
