@@ -166,3 +166,23 @@ func TestASeatIsNamedOnceAndEveryBusSaysTheSame(t *testing.T) {
 		}
 	})
 }
+
+// TestAServiceThatGoesIsNoticed: nobody asks an idle service anything for half a
+// minute, and it is known at once that it went; and that it came back, by the
+// next try.
+func TestAServiceThatGoesIsNoticed(t *testing.T) {
+	inMesh(t, func(b *bed) {
+		server := b.standard()
+		b.inUse()
+		ready := func(want bool) func() bool {
+			return func() bool { return b.node("alpha").state().Providers["pg-main/memory"].Ready == want }
+		}
+		for range 3 {
+			time.Sleep(time.Minute + 7*time.Second)
+			server.Set(memory.Fault{Class: provision.Unreachable})
+			b.eventually(time.Second, "the provider is down", ready(false))
+			server.Set()
+			b.eventually(2*time.Second, "the provider is ready", ready(true))
+		}
+	})
+}

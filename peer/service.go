@@ -39,6 +39,9 @@ const (
 	// stageAgain is how soon a staged credential is looked for in the log. What
 	// became of the one before was in vain by then, when the consumer moved.
 	stageAgain = time.Second
+	// attendAgain is how soon a service that went away is watched again: one that
+	// ends every idle session is asked every preflightEvery, as if it had no watch.
+	attendAgain = 5 * time.Second
 )
 
 // service is one provider on this node: what its worker does at the backing
@@ -65,6 +68,9 @@ type handle struct {
 	cfg   provision.Config
 	calls int
 	stale bool
+
+	unwatch context.CancelFunc // ends the call of Watch that runs, or nil
+	watched time.Time          // when Watch was called last
 }
 
 func (n *Peer) newService(spec raftfsm.ProviderSpec) *service {
@@ -153,7 +159,40 @@ func (s *service) preflight(ctx context.Context) error {
 	s.mu.Lock()
 	s.address = addr
 	s.mu.Unlock()
-	return s.use(func(p provision.Provider) error { return p.Preflight(ctx) })
+	err = s.use(func(p provision.Provider) error { return p.Preflight(ctx) })
+	if err == nil {
+		s.attend()
+	}
+	return err
+}
+
+// attend waits, beside the worker, for a healthy service to go away, and has it
+// looked at then: that shows within moments, and not at the next preflight.
+func (s *service) attend() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	h := s.current
+	if h == nil || h.unwatch != nil || time.Since(h.watched) < attendAgain {
+		return
+	}
+	w, can := h.Provider.(provision.Watcher)
+	if !can {
+		return
+	}
+	ctx, cancel := context.WithCancel(s.n.ctx)
+	h.calls++
+	h.unwatch, h.watched = cancel, time.Now()
+	s.n.work.Go(func() {
+		defer s.release(h)
+		_ = w.Watch(ctx) // whatever it was, the preflight says what is wrong
+		s.mu.Lock()
+		h.unwatch = nil
+		s.mu.Unlock()
+		if ctx.Err() == nil {
+			s.worker.retry()
+		}
+		cancel()
+	})
 }
 
 // use calls f with the Provider for the service as it is configured now. Calls
@@ -203,6 +242,9 @@ func (s *service) release(h *handle) {
 func (s *service) retire() {
 	if s.current != nil {
 		s.current.stale = true
+		if s.current.unwatch != nil {
+			s.current.unwatch()
+		}
 		s.shut(s.current)
 		s.current = nil
 	}

@@ -97,6 +97,15 @@ type Answerer interface {
 	Answer(ctx context.Context, verb string, arg []byte) ([]byte, error)
 }
 
+// Watcher is a Provider that notices when its service goes away, without asking
+// again and again. Watch may be called beside the other methods, once at a time,
+// but not during or after Close.
+type Watcher interface {
+	// Watch blocks while the service is there, and returns when it has gone, when it
+	// cannot tell, or with ctx. What it returns is no verdict: that is Preflight's.
+	Watch(ctx context.Context) error
+}
+
 // Traits are the facts about a kind that plans and proofs depend on.
 type Traits struct {
 	Overlap   bool // two generations of a login can be valid at once

@@ -47,6 +47,15 @@ func (p *provider) ours(s *Server, res provision.Resource, logins ...provision.L
 	return nil
 }
 
+// Watch returns once the Server cannot be reached from here.
+func (p *provider) Watch(ctx context.Context) error {
+	s := p.kind.world.at(p.admin)
+	if s == nil {
+		return nobody(p.admin)
+	}
+	return s.watch(ctx, p.kind.node)
+}
+
 func (p *provider) Preflight(ctx context.Context) error {
 	return p.step(ctx, "check that the service takes writes", true, func(*Server) error { return nil })
 }

@@ -146,6 +146,20 @@ func (s *Server) step(ctx context.Context, node, name string, write bool, f func
 	}
 }
 
+// watch returns once node cannot reach s.
+func (s *Server) watch(ctx context.Context, node string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for {
+		if class := s.faultFor(node, false, false).Class; class != "" {
+			return &provision.Error{Step: "watch", Class: class, Err: errors.New("the test made it so")}
+		}
+		if err := s.wait(ctx, s.change(), nil); err != nil {
+			return failed("watch", err)
+		}
+	}
+}
+
 // faultFor returns what all faults together do to a step; count is for the
 // first look at it.
 func (s *Server) faultFor(node string, write, count bool) (sum Fault) {

@@ -23,7 +23,7 @@
 //   - Changes at one server are made one at a time, also by several meshes: each
 //     holds the same advisory lock of the admin's database.
 //   - A Provider keeps no connection between calls, and has at most two as the
-//     admin during one.
+//     admin during one. Watch is a call: it has one, and does nothing on it.
 package postgres
 
 import (

@@ -25,6 +25,7 @@ type Provider struct {
 var (
 	_ provision.Provider = (*Provider)(nil)
 	_ provision.Answerer = (*Provider)(nil)
+	_ provision.Watcher  = (*Provider)(nil)
 )
 
 // attempts bounds how often a change is begun again because somebody else was
@@ -213,6 +214,24 @@ func (p *Provider) InUse(ctx context.Context, login provision.Login) (int, error
 	err = s.QueryRow(ctx, `SELECT count(*) FROM pg_stat_activity
 		WHERE usename = $1 AND application_name <> $2 AND `+clientBackend, login.Name, checkApplication).Scan(&n)
 	return n, classify(ctx, "count sessions", err)
+}
+
+// Watch holds a session on which nothing is said: the server ends it when it is
+// stopped, and the kernel when its process or its machine dies.
+func (p *Provider) Watch(ctx context.Context) error {
+	s, err := p.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer hangUp(s.Conn)
+	const step = "wait for the end of the server"
+	if _, err := s.Exec(ctx, `SET idle_session_timeout = 0`); err != nil {
+		return classify(ctx, step, err)
+	}
+	for err == nil {
+		_, err = s.WaitForNotification(ctx) // nobody notifies: nothing is listened for
+	}
+	return classify(ctx, step, err)
 }
 
 // clientBackend leaves out parallel workers, which show their leader's login.
