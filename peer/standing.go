@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"sync"
 	"time"
 
 	"meshd/peer/network"
@@ -98,20 +99,21 @@ func (n *Peer) endRemoved(ctx context.Context, gone raftfsm.Removal) error {
 	return err
 }
 
-// askStanding asks the others in turn until one knows of a removal. What it says
-// counts, since the network has proven that it is a node of this mesh.
+// askStanding asks the others whether they know of a removal. What one says counts,
+// since the network has proven that it is a node of this mesh.
 func (n *Peer) askStanding(ctx context.Context) {
+	var asked sync.WaitGroup
 	for _, id := range n.Others() {
-		s, err := n.standingAt(ctx, id)
-		if err != nil {
-			n.cfg.Log.Debug("ask whether this node is a member", "node", id, "err", err)
-			continue
-		}
-		if s.Removed != nil {
-			n.exit.told.Store(s.Removed)
-			return
-		}
+		asked.Go(func() {
+			switch s, err := n.standingAt(ctx, id); {
+			case err != nil:
+				n.cfg.Log.Debug("ask whether this node is a member", "node", id, "err", err)
+			case s.Removed != nil:
+				n.exit.told.Store(s.Removed)
+			}
+		})
 	}
+	asked.Wait()
 }
 
 func (n *Peer) standingAt(ctx context.Context, node string) (s standing, err error) {
