@@ -31,12 +31,18 @@ const (
 // consumer.process.
 func clientPort(kept int, others []int, log *slog.Logger) (int, error) {
 	if kept != 0 {
-		err := portFree(kept)
+		_, err := tryPort(kept)
 		if err == nil {
 			return kept, nil
 		}
 		log.Warn("the bus's client port is taken; another is chosen, and the modules here that use the bus are started again", "port", kept, "err", err)
 	}
+	return freePort(others)
+}
+
+// freePort is a TCP port of loopback that is free now, is none of the others, which
+// may not be open yet, and stays free where that can be had.
+func freePort(others []int) (int, error) {
 	text, _ := os.ReadFile(ephemeralFile) // where it cannot be read, the default holds
 	return choosePort(ephemeral(string(text)), others)
 }
@@ -50,32 +56,31 @@ func ephemeral(file string) int {
 	return first
 }
 
-// choosePort takes a port that is free now from below first or, where the kernel
-// was given nearly all there are, lets it choose. It is none of the node's others,
-// which may not be open yet.
+// choosePort takes a port from below first or, where the kernel was given nearly all
+// there are, lets it choose.
 func choosePort(first int, others []int) (int, error) {
-	if first <= lowestPort+portTries {
-		return 0, nil
-	}
-	last := errors.New("each is another port of this node")
+	last := errors.New("each is spoken for")
 	for range portTries {
-		port := lowestPort + rand.IntN(first-lowestPort)
-		if slices.Contains(others, port) {
-			continue
+		port := 0
+		if first > lowestPort+portTries {
+			port = lowestPort + rand.IntN(first-lowestPort)
 		}
-		err := portFree(port)
-		if err == nil {
+		port, err := tryPort(port)
+		switch {
+		case err != nil:
+			last = err
+		case !slices.Contains(others, port):
 			return port, nil
 		}
-		last = err
 	}
-	return 0, fmt.Errorf("choose the bus's client port from %d to %d: %w", lowestPort, first-1, last)
+	return 0, fmt.Errorf("choose a port from %d to %d: %w", lowestPort, first-1, last)
 }
 
-func portFree(port int) error {
+// tryPort opens and closes a port, one of the kernel's choice for 0.
+func tryPort(port int) (int, error) {
 	l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
 	if err != nil {
-		return err
+		return 0, err
 	}
-	return l.Close()
+	return l.Addr().(*net.TCPAddr).Port, l.Close()
 }

@@ -34,7 +34,7 @@ func TestChoosePort(t *testing.T) {
 			t.Errorf("ephemeral(%q) is %d, want %d", file, got, want)
 		}
 	}
-	if port, err := choosePort(1024, nil); port != 0 || err != nil {
+	if port, err := choosePort(1024, nil); port == 0 || err != nil {
 		t.Errorf("where nearly every port is the kernel's: %d, %v", port, err)
 	}
 	var others []int

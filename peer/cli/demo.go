@@ -7,11 +7,10 @@ import (
 	"fmt"
 	"io"
 	"iter"
-	"math/rand/v2"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -197,11 +196,15 @@ func (d *demo) startMesh(ctx context.Context) error {
 func (d *demo) node(ctx context.Context, name string, verb ...string) error {
 	args := append(verb, "--dir", d.place(name).dir)
 	if verb[0] != "start" {
-		ports, err := freePorts(3)
-		if err != nil {
-			return err
+		args = append(args, "--name", name, "--bind", "127.0.0.1")
+		var ports []int
+		for _, flag := range []string{"--port", "--bus-port", "--store-port"} {
+			port, err := freePort(ports)
+			if err != nil {
+				return err
+			}
+			ports, args = append(ports, port), append(args, flag, strconv.Itoa(port))
 		}
-		args = append(args, "--name", name, "--bind", "127.0.0.1", "--port", ports[0], "--bus-port", ports[1], "--store-port", ports[2])
 	}
 	log, err := os.OpenFile(filepath.Join(d.dir, name+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -220,25 +223,6 @@ func (d *demo) node(ctx context.Context, name string, verb ...string) error {
 	}
 	d.say("%-5s is up, process %d", name, cmd.Process.Pid)
 	return nil
-}
-
-// freePorts finds ports below those that the kernel hands out by itself.
-func freePorts(n int) ([]string, error) {
-	var ports []string
-	for range 1000 {
-		port := fmt.Sprint(20000 + rand.IntN(12000))
-		l, err := net.Listen("tcp", "127.0.0.1:"+port)
-		if err != nil {
-			continue
-		}
-		if err := l.Close(); err != nil {
-			return nil, err
-		}
-		if ports = append(ports, port); len(ports) == n {
-			return ports, nil
-		}
-	}
-	return nil, errors.New("no free ports were found")
 }
 
 // until waits for a condition as a node sees it.
