@@ -121,21 +121,24 @@ type tap struct {
 	*raft.NetworkTransport
 	started time.Time
 	rpcs    chan raft.RPC
-	wanted  func(id raft.ServerID, term uint64) bool // see Node.replicates
-	done    chan struct{}
-	once    sync.Once
-	letGo   func() // ends every hold and every dial, for good: the library does not stop before
-	life    context.Context
+	life    context.Context // of dials, of holds and of the hand-over of RPCs
+	letGo   func()          // ends life: the library does not stop before
 	wg      sync.WaitGroup
 
 	mu       sync.Mutex
 	peers    map[raft.ServerID]contact
-	awaited  map[raft.ServerID]chan struct{} // closed when the peer is heard
-	outTerm  uint64                          // newest term in which we sent an append
-	outSince time.Time                       // when the first was sent
-	inTerm   uint64                          // newest term of an append that we received
-	inAt     time.Time                       // receipt of the newest in inTerm
-	prevAt   time.Time                       // receipt of the newest in any term before
+	holds    holds
+	outTerm  uint64    // newest term in which we sent an append
+	outSince time.Time // when the first was sent
+	inTerm   uint64    // newest term of an append that we received
+	inAt     time.Time // receipt of the newest in inTerm
+	prevAt   time.Time // receipt of the newest in any term before
+}
+
+// holds is what failed appends wait for.
+type holds struct {
+	wanted  func(id raft.ServerID, term uint64) bool // see Node.replicates; nil before serve
+	awaited map[raft.ServerID]chan struct{}          // closed when the peer is heard
 }
 
 var (
@@ -152,9 +155,8 @@ func newTap(self string, streams Streams, timeout time.Duration, log hclog.Logge
 	x := &tap{
 		started: time.Now(),
 		rpcs:    make(chan raft.RPC),
-		done:    make(chan struct{}),
 		peers:   map[raft.ServerID]contact{},
-		awaited: map[raft.ServerID]chan struct{}{},
+		holds:   holds{awaited: map[raft.ServerID]chan struct{}{}},
 	}
 	x.life, x.letGo = context.WithCancel(context.Background())
 	x.NetworkTransport = raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
@@ -173,7 +175,7 @@ func newTap(self string, streams Streams, timeout time.Duration, log hclog.Logge
 // it then, and may answer it. wanted tells what is worth holding.
 func (x *tap) serve(take func(raft.RPC) bool, wanted func(raft.ServerID, uint64) bool) {
 	x.mu.Lock()
-	x.wanted = wanted
+	x.holds.wanted = wanted
 	x.mu.Unlock()
 	x.wg.Go(func() { x.forward(take) })
 }
@@ -187,7 +189,7 @@ func (x *tap) campaign() {
 	x.wg.Go(func() {
 		select {
 		case x.rpcs <- now:
-		case <-x.done:
+		case <-x.life.Done():
 		}
 	})
 }
@@ -202,10 +204,10 @@ func (x *tap) forward(take func(raft.RPC) bool) {
 			}
 			select {
 			case x.rpcs <- rpc:
-			case <-x.done:
+			case <-x.life.Done():
 				return
 			}
-		case <-x.done:
+		case <-x.life.Done():
 			return
 		}
 	}
@@ -220,7 +222,6 @@ func (x *tap) SetHeartbeatHandler(func(raft.RPC)) {}
 // Close ends the transport and every stream of it.
 func (x *tap) Close() error {
 	x.letGo()
-	x.once.Do(func() { close(x.done) })
 	err := x.NetworkTransport.Close()
 	x.NetworkTransport.CloseStreams()
 	x.wg.Wait()
@@ -252,9 +253,9 @@ func (x *tap) hear(id raft.ServerID, at time.Time) {
 	c := x.peers[id]
 	c.heard = at
 	x.peers[id] = c
-	if awaited, ok := x.awaited[id]; ok {
+	if awaited, ok := x.holds.awaited[id]; ok {
 		close(awaited)
-		delete(x.awaited, id)
+		delete(x.holds.awaited, id)
 	}
 }
 
@@ -262,12 +263,12 @@ func (x *tap) hear(id raft.ServerID, at time.Time) {
 func (x *tap) hold(id raft.ServerID, term uint64, after time.Time) {
 	for {
 		x.mu.Lock()
-		wanted := x.wanted
+		wanted := x.holds.wanted
 		heard := x.peers[id].heard.After(after)
-		next, ok := x.awaited[id]
+		next, ok := x.holds.awaited[id]
 		if !ok {
 			next = make(chan struct{})
-			x.awaited[id] = next
+			x.holds.awaited[id] = next
 		}
 		x.mu.Unlock()
 		if heard || wanted == nil || !wanted(id, term) {
