@@ -40,8 +40,8 @@ func (n *Peer) Verify(ctx context.Context) ([]Finding, error) {
 	default:
 		err = fmt.Errorf("%s do not answer, so what they serve is not known", strings.Join(silent, ", "))
 	}
-	if !n.hasHeard() {
-		err = errors.Join(err, errors.New(unheard+"; who is named is what it knew then"))
+	if !n.hasHeard() { // who is named is not known, and so no difference either
+		return nil, errors.Join(err, errors.New(unheard+", and does not know who is named"))
 	}
 	return findings, err
 }
