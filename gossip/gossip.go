@@ -82,14 +82,14 @@ type Timing struct {
 // LAN notices a dead node within about 7 s, up to 30 nodes.
 func LAN() Timing {
 	return Timing{
-		Probe:        time.Second, // memberlist's default for a LAN, as the next three
+		Probe:        time.Second, // memberlist's default for a LAN, as the next
 		ProbeTimeout: 500 * time.Millisecond,
-		Spread:       200 * time.Millisecond,
-		Sync:         30 * time.Second,
-		Stream:       3 * time.Second,  // a LAN answers in milliseconds; 10 s keep a rejoin waiting for the dead
-		Rejoin:       15 * time.Second, // what an operator waits after mending a cable; one dial a member
-		Reclaim:      30 * time.Second, // longer than a restart, shorter than patience
-		Dead:         60 * time.Second, // above Reclaim and two rejoins, so that the dead learn that they are
+		Spread:       500 * time.Millisecond, // news reaches 20 members in three rounds; 200 ms wake a node at rest thrice a second more
+		Sync:         30 * time.Second,       // memberlist's default for a LAN
+		Stream:       3 * time.Second,        // a LAN answers in milliseconds; 10 s keep a rejoin waiting for the dead
+		Rejoin:       15 * time.Second,       // what an operator waits after mending a cable; one dial a member
+		Reclaim:      30 * time.Second,       // longer than a restart, shorter than patience
+		Dead:         60 * time.Second,       // above Reclaim and two rejoins, so that the dead learn that they are
 	}
 }
 

@@ -25,7 +25,7 @@ const (
 	// fits in ten times.
 	observed = 20 * time.Second
 	// beats is about how many heartbeats a leader of three sends in a second.
-	beats = 33
+	beats = 12
 )
 
 // usage is what a process has taken.

@@ -122,7 +122,7 @@ func open(cfg Config) (*Node, error) {
 	}
 	logger := newLogger(cfg.Log)
 	var err error
-	if n.tap, err = newTap(cfg.Node, cfg.Streams, cfg.Timing.RPC, logger); err != nil {
+	if n.tap, err = newTap(cfg.Node, cfg.Streams, cfg.Timing.RPC, cfg.Timing.Beat, logger); err != nil {
 		return nil, err
 	}
 	rc := raft.DefaultConfig()

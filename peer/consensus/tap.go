@@ -123,6 +123,7 @@ type tap struct {
 	rpcs    chan raft.RPC
 	life    context.Context // of dials, of holds and of the hand-over of RPCs
 	letGo   func()          // ends life: the library does not stop before
+	volley  volley          // of heartbeats
 	wg      sync.WaitGroup
 
 	mu       sync.Mutex
@@ -147,7 +148,7 @@ var (
 	_ raft.WithClose   = (*tap)(nil)
 )
 
-func newTap(self string, streams Streams, timeout time.Duration, log hclog.Logger) (*tap, error) {
+func newTap(self string, streams Streams, timeout, beat time.Duration, log hclog.Logger) (*tap, error) {
 	lis, err := streams.Listen(proto)
 	if err != nil {
 		return nil, err
@@ -158,6 +159,7 @@ func newTap(self string, streams Streams, timeout time.Duration, log hclog.Logge
 		peers:   map[raft.ServerID]contact{},
 		holds:   holds{awaited: map[raft.ServerID]chan struct{}{}},
 	}
+	x.volley.beat = beat
 	x.life, x.letGo = context.WithCancel(context.Background())
 	x.NetworkTransport = raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
 		Stream:  &layer{Listener: lis, self: self, streams: streams, life: x.life, open: map[net.Conn]struct{}{}},
@@ -285,6 +287,10 @@ func (x *tap) hold(id raft.ServerID, term uint64, after time.Time) {
 
 // AppendEntries implements raft.Transport.
 func (x *tap) AppendEntries(id raft.ServerID, to raft.ServerAddress, req *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse) error {
+	heartbeat := req.PrevLogEntry == 0 && req.LeaderCommitIndex == 0 && len(req.Entries) == 0
+	if heartbeat {
+		x.volley.join(x.life, x.inTouch())
+	}
 	sent := time.Now()
 	x.mu.Lock()
 	if req.Term > x.outTerm {
@@ -293,7 +299,6 @@ func (x *tap) AppendEntries(id raft.ServerID, to raft.ServerAddress, req *raft.A
 	x.mu.Unlock()
 	// The library shares one resp between heartbeats, so it is read only after a clean return.
 	if err := x.NetworkTransport.AppendEntries(id, to, req, resp); err != nil {
-		heartbeat := req.PrevLogEntry == 0 && req.LeaderCommitIndex == 0 && len(req.Entries) == 0
 		if !heartbeat {
 			x.hold(id, req.Term, sent)
 		}
@@ -329,6 +334,19 @@ func (x *tap) InstallSnapshot(id raft.ServerID, to raft.ServerAddress, req *raft
 		x.hold(id, req.Term, sent)
 	}
 	return err
+}
+
+// inTouch is how many peers have acknowledged something lately.
+func (x *tap) inTouch() (n int) {
+	now := time.Now()
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, c := range x.peers {
+		if c.term == x.outTerm && now.Sub(c.acked) < 4*x.volley.beat {
+			n++
+		}
+	}
+	return n
 }
 
 // RequestVote implements raft.Transport.

@@ -22,7 +22,7 @@ func (idle) Snapshot() (io.WriterTo, error)    { return strings.NewReader(""), n
 func (idle) Restore(io.Reader) error           { return nil }
 func openTap(t *testing.T, f *network.Fabric, id string) *tap {
 	t.Helper()
-	x, err := newTap(id, f.Join(id), 500*time.Millisecond, newLogger(slog.New(slog.DiscardHandler)))
+	x, err := newTap(id, f.Join(id), 500*time.Millisecond, 100*time.Millisecond, newLogger(slog.New(slog.DiscardHandler)))
 	if err != nil {
 		t.Fatal(err)
 	}

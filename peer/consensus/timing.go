@@ -31,8 +31,8 @@ func LAN() Timing {
 		Heartbeat:   400 * time.Millisecond, // elections of 0.8 s; 250 ms saves 0.3 s and trips over busy machines
 		Election:    400 * time.Millisecond, // as Heartbeat: a split vote costs one more round
 		LeaderLease: 400 * time.Millisecond, // as long as its followers are patient
-		Beat:        80 * time.Millisecond,  // two may be late; 40 ms cost each node a third of a per cent of a core more
-		Commit:      250 * time.Millisecond, // a tenth of the RPCs, and of the load of a node at rest, that 25 ms make
+		Beat:        100 * time.Millisecond, // one may be late; 40 ms cost a leader half a per cent of a core more
+		Commit:      500 * time.Millisecond, // a twentieth of the RPCs that 25 ms make; a node that starts hears of the newest entry within twice this
 		RPC:         500 * time.Millisecond, // raft's own 10 s keep a healed partition apart for 10 s
 		Lease:       1500 * time.Millisecond,
 		Renew:       250 * time.Millisecond, // a sixth of the lease: five may be lost
