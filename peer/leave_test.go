@@ -220,3 +220,67 @@ func TestAUsedTokenGivesNothingAway(t *testing.T) {
 		}
 	})
 }
+
+// TestARemovalIsActedUponAfterARestart: it was killed between reading of its removal
+// and stopping what it ran, and nobody speaks to it any more.
+func TestARemovalIsActedUponAfterARestart(t *testing.T) {
+	inMesh(t, func(b *bed) {
+		b.standard()
+		b.inUse()
+		alpha := b.node("alpha")
+		id := alpha.keys.NodeID()
+		for _, n := range b.nodes {
+			n.expelled(id)
+		}
+		alpha.procs.setFrozen(true)
+		b.must(b.node("gamma").peer.RemoveNode(b.Context(), "root", "alpha"))
+		b.eventually(10*time.Second, "it has read of it", func() bool { _, out := alpha.state().Removed[id]; return out })
+		alpha.kill()
+		alpha.procs.setFrozen(false)
+		alpha.restart()
+		b.endsRemoved(alpha)
+	})
+}
+
+// TestANodeThatWasRemovedStartsNothing: it was away and lost power, and asks before
+// it goes by its record. Later starts know the answer.
+func TestANodeThatWasRemovedStartsNothing(t *testing.T) {
+	inMesh(t, func(b *bed) {
+		b.standard()
+		b.inUse()
+		alpha := b.node("alpha")
+		alpha.kill()
+		alpha.reboot()
+		holds := alpha.holds()
+		time.Sleep(10 * time.Second)
+		b.must(b.node("gamma").peer.RemoveNode(b.Context(), "root@gamma", "alpha"))
+		for range 2 {
+			alpha.restart()
+			b.endsRemoved(alpha)
+			if alpha.holds() != holds {
+				b.Error("it started what its record names")
+			}
+			alpha.kill()
+		}
+		alpha.restart()
+	})
+}
+
+// endsRemoved waits until the node has ended because it was removed, and checks that
+// it left nothing running.
+func (b *bed) endsRemoved(n *node) {
+	b.Helper()
+	select {
+	case err := <-n.ran:
+		n.ran <- err // for down
+		var gone *RemovedError
+		if !errors.As(err, &gone) || gone.Stopping {
+			b.Errorf("%s ended with %v", n.name, err)
+		}
+	case <-time.After(2 * time.Minute):
+		b.Errorf("%s runs on", n.name)
+	}
+	if left := n.procs.running(); len(left) > 0 {
+		b.Errorf("%s left %v running", n.name, left)
+	}
+}

@@ -127,7 +127,7 @@ type Peer struct {
 	local     *Local
 	observed  *observed
 	loops     loops
-	basis     basis        // what this node goes by
+	basis     *basis       // what this node goes by
 	farewells atomic.Int32 // removals whose answer is not out yet
 	exit      exit
 	work      sync.WaitGroup
@@ -142,6 +142,7 @@ type Peer struct {
 type exit struct {
 	leaving atomic.Bool                     // by itself, soon or since: it should have no vote
 	told    atomic.Pointer[raftfsm.Removal] // a member said that this node was removed
+	asked   atomic.Bool                     // every other member was asked once, since no leader was in sight
 }
 
 // loops are the pokes of a Peer's loops.
@@ -167,6 +168,8 @@ func New(cfg Config) (*Peer, error) {
 	}
 	n.raft = node
 	n.basis.record = n.ownRecord()
+	n.basis.had = n.basis.record != nil
+	n.recallRemoval()
 	if n.local.Setting(InitSetting) != "" {
 		if err := node.Bootstrap(); err != nil && !errors.Is(err, consensus.ErrBootstrapped) {
 			return nil, errors.Join(err, node.Close())

@@ -34,7 +34,7 @@ const (
 func (n *Peer) reconcile(ctx context.Context) error {
 	for {
 		changed := n.store.watch()
-		if n.hasHeard() || n.exit.told.Load() != nil {
+		if _, out := n.removed(); out || n.hasHeard() { // a removal is for ever: it needs no leader's word
 			n.basis.record = nil
 			n.pass()
 		} else {

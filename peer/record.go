@@ -3,6 +3,7 @@ package peer
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"meshd/raftfsm"
@@ -19,7 +20,8 @@ import (
 //
 //   - At once: the bus is laid. Tools and node seats answer. A mesh seat refuses
 //     its calls and says why, since another may hold it by now.
-//   - After aloneAfter with no leader in sight: what the record delivers is
+//   - After aloneAfter with no leader in sight, and once the others were asked
+//     whether this node was removed: what the record delivers is
 //     delivered, and what it runs and does not run is started. Where a leader is
 //     in sight its word is waited for, for it may say otherwise.
 //
@@ -38,17 +40,18 @@ const unheard = "this node has heard no leader since it started"
 
 // basis is what a node goes by.
 type basis struct {
-	since  time.Time
 	record *facts        // the reconciler's; nil where there is none, and once heard
+	had    bool          // there was a record at the start
+	alone  atomic.Bool   // no leader is in sight: see listen
 	heard  chan struct{} // closed once a leader was heard out
 	laid   chan struct{} // closed once the bus was laid
 	lay    func()        // closes laid
 	led    time.Time     // when this node led last, zero for never; guarded by Peer.mu
 }
 
-func newBasis() basis {
+func newBasis() *basis {
 	laid := make(chan struct{})
-	return basis{since: time.Now(), heard: make(chan struct{}), laid: laid, lay: sync.OnceFunc(func() { close(laid) })}
+	return &basis{heard: make(chan struct{}), laid: laid, lay: sync.OnceFunc(func() { close(laid) })}
 }
 
 func (n *Peer) hasHeard() bool {
@@ -67,8 +70,8 @@ func (n *Peer) ownRecord() *facts {
 		return nil
 	}
 	f := n.gather()
-	if f.jobs = nil; n.raft.CommitIndex() > 0 || !f.isMember {
-		return nil // a leader was quicker: its word is about to be heard out
+	if f.jobs = nil; !f.isMember {
+		return nil
 	}
 	return &f
 }
@@ -76,9 +79,13 @@ func (n *Peer) ownRecord() *facts {
 // listen waits until this node has heard a leader out. It has the reconciler look
 // again then, and when it turns out that there is none.
 func (n *Peer) listen(ctx context.Context) error {
-	for alone := false; !n.raft.CaughtUp(); {
-		if now := n.alone(); now != alone {
-			alone = now
+	seen := time.Now() // when a leader was in sight last
+	for !n.raft.CaughtUp() {
+		if _, known := n.raft.Leader(); known {
+			seen = time.Now()
+		}
+		alone := n.exit.asked.Load() && time.Since(seen) >= aloneAfter*n.cfg.Raft.Timing.Heartbeat
+		if n.basis.alone.Swap(alone) != alone {
 			n.Poke()
 		}
 		if await(ctx, catchUpEvery, nil, nil) != nil {
@@ -88,12 +95,6 @@ func (n *Peer) listen(ctx context.Context) error {
 	close(n.basis.heard)
 	n.Poke()
 	return nil
-}
-
-// alone reports whether no leader is in sight.
-func (n *Peer) alone() bool {
-	_, known := n.raft.Leader()
-	return !known && time.Since(n.basis.since) >= aloneAfter*n.cfg.Raft.Timing.Heartbeat
 }
 
 // passOnRecord keeps up what this node had.
@@ -108,7 +109,7 @@ func (n *Peer) passOnRecord() {
 	defer n.mu.Unlock()
 	work := map[raftfsm.TroubleReport]bool{} // nothing is told, so nothing is taken back
 	n.passServices(f, work)
-	if !n.alone() {
+	if !n.basis.alone.Load() {
 		return
 	}
 	n.passConsumers(f, work)
@@ -126,4 +127,4 @@ func (n *Peer) Up(ctx context.Context, heard bool) error {
 }
 
 // HasRecord reports whether this node serves without a leader.
-func (n *Peer) HasRecord() bool { return n.raft.Recorded() }
+func (n *Peer) HasRecord() bool { return n.basis.had }

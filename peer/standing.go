@@ -22,9 +22,9 @@ const pathStanding = "/standing"
 type standing struct{ Removed *raftfsm.Removal }
 
 const (
-	// askAfter is how long a node hears no leader before it asks: elections take
-	// 0.8 s, and all nodes may be starting at once.
-	askAfter = 3 * time.Second
+	// askAfter is how long a node hears no leader before it asks: an election. It
+	// starts nothing by its own record before.
+	askAfter = time.Second
 	// askEvery is how soon it asks again, ever later up to everythingEvery: the
 	// others take few such questions a second.
 	askEvery = time.Second
@@ -66,6 +66,7 @@ func (n *Peer) standing(ctx context.Context) error {
 			silent += wait
 		default:
 			n.askStanding(ctx)
+			n.exit.asked.Store(true)
 			if _, out := n.removed(); out {
 				continue
 			}
@@ -110,13 +111,43 @@ func (n *Peer) askStanding(ctx context.Context) {
 				n.cfg.Log.Debug("ask whether this node is a member", "node", id, "err", err)
 			case s.Removed != nil:
 				n.exit.told.Store(s.Removed)
+				n.rememberRemoval(*s.Removed)
 			}
 		})
 	}
 	asked.Wait()
 }
 
+// removalSetting is the local setting that holds what this node was told of its
+// removal, so that it starts nothing when it is started again.
+const removalSetting = "removal"
+
+func (n *Peer) rememberRemoval(gone raftfsm.Removal) {
+	text, err := json.Marshal(gone)
+	if err == nil {
+		err = n.local.Set(removalSetting, string(text))
+	}
+	if err != nil {
+		n.cfg.Log.Error("remember that this node was removed", "err", err)
+	}
+}
+
+func (n *Peer) recallRemoval() {
+	text := n.local.Setting(removalSetting)
+	if text == "" {
+		return
+	}
+	var gone raftfsm.Removal
+	if err := json.Unmarshal([]byte(text), &gone); err != nil {
+		n.cfg.Log.Error("read that this node was removed", "err", err)
+		return
+	}
+	n.exit.told.Store(&gone)
+}
+
 func (n *Peer) standingAt(ctx context.Context, node string) (s standing, err error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*dialTimeout)
+	defer cancel()
 	client := &http.Client{Transport: &http.Transport{
 		DialContext: dialPeer(n.cfg.Network, network.Join), DisableKeepAlives: true, ResponseHeaderTimeout: dialTimeout,
 	}}

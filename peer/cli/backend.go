@@ -103,10 +103,10 @@ func (b backend) Leave(ctx context.Context, actor string) error {
 	if err := b.n.peer.Leave(ctx, actor); err != nil {
 		return err
 	}
+	defer time.AfterFunc(leaveGrace, b.n.leave)
 	if err := b.n.procs.StopAll(ctx); err != nil {
 		return fmt.Errorf("the node has left the mesh; %w", err)
 	}
-	time.AfterFunc(leaveGrace, b.n.leave)
 	return nil
 }
 

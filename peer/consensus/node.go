@@ -45,6 +45,8 @@ const (
 	closePatience = 10 * time.Second
 	// drainPatience is how long a node that stops waits for the proposals that are under way.
 	drainPatience = time.Second
+	// barrierWithin is how long the main loop has to take the barrier behind a change that it took.
+	barrierWithin = 100 * time.Millisecond
 	// takeoverRetry is the pause between barriers of a new leader that could not commit one.
 	takeoverRetry = 100 * time.Millisecond
 

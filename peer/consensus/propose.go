@@ -189,7 +189,7 @@ func (n *Node) change(ctx context.Context, what, id string, request func(id raft
 	}
 	_, err := n.await(ctx, func(d time.Duration) raft.Future {
 		f := request(raft.ServerID(id), d)
-		n.raft.Barrier(d) // later in the log: the main loop has taken the change
+		n.raft.Barrier(barrierWithin) // later in the log: the main loop has taken the change
 		return f
 	})
 	if err != nil {
