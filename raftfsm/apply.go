@@ -97,6 +97,10 @@ func (t *tx) apply(c Command) *Rejection {
 		return t.report(c)
 	case Hold:
 		return t.hold(c)
+	case OpenSession:
+		return t.openSession(c)
+	case CloseSession:
+		return t.closeSession(c)
 	}
 	return reject("unknown-command", "", fmt.Sprintf("%T is no command that this meshd knows", c), "run a newer meshd")
 }
@@ -251,6 +255,9 @@ func (t *tx) epoch() uint64 { return t.Mesh.Generation<<48 | t.Index }
 func (t *tx) hold(c Hold) *Rejection {
 	seat, ok := t.Seats[c.Seat]
 	if !ok || seat.Scope != ScopeMesh {
+		if c.Assignment == "" && t.settle(c) {
+			return nil
+		}
 		r := reject("no-seat", "", fmt.Sprintf("there is no mesh seat %q", clip(c.Seat)), "meshd seats lists them")
 		r.Candidates = nearest(c.Seat, sorted(t.Seats))
 		return r
@@ -263,13 +270,26 @@ func (t *tx) hold(c Hold) *Rejection {
 		r.Candidates = t.Claimants(c.Seat)
 		return r
 	}
+	if r := t.mayTake(seat, c); r != nil {
+		return r
+	}
+	if t.settle(c) {
+		seat.Session = 0
+	}
 	t.name(seat, c.Assignment)
 	return t.resolve()
 }
 
-// name makes holder the seat's, under a new epoch.
+// name makes holder the seat's, under a new epoch and the session of its node.
+// Without a holder, what the last one may go on answering is kept in Former.
 func (t *tx) name(seat Seat, holder string) {
+	if holder == "" {
+		t.leave(seat)
+	} else {
+		drop(t, t.Former, seat.Name)
+	}
 	seat.Holder, seat.Epoch, seat.Since = holder, t.epoch(), t.h.Time
+	seat.Session = t.Sessions[t.Assignments[holder].Node].ID
 	put(t, t.Seats, seat.Name, seat)
 	if holder == "" {
 		t.event("seat %s has no holder", seat.Name)

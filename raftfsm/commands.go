@@ -148,19 +148,45 @@ type ProviderReport struct {
 }
 
 // Hold names the holder of a mesh seat, or with an empty Assignment vacates it.
+// It is refused while a node that is not the new holder's may still answer. With
+// an empty Assignment it takes a seat that was removed as well, to settle the
+// claim on it that is in Former.
 type Hold struct {
 	Seat       string
 	Assignment string
 	IfEpoch    uint64 // the epoch that it replaces
+	Released   uint64 // the epoch that the present or former holder's node has said it let go of: its gate is shut
 }
 
-func (Init) name() string       { return "init" }
-func (AddToken) name() string   { return "token" }
-func (Admit) name() string      { return "admit" }
-func (UpdateNode) name() string { return "node" }
-func (RemoveNode) name() string { return "node-rm" }
-func (PushPart) name() string   { return "push-part" }
-func (Push) name() string       { return "push" }
-func (Remove) name() string     { return "rm" }
-func (NodeReport) name() string { return "report" }
-func (Hold) name() string       { return "hold" }
+// OpenSession begins the session of a member that renews its lease under an
+// incarnation that has none. It ends the node's older session, and what that
+// held is held by the new one: the lock on the data directory, which the new
+// process holds, proves the old one dead. The same incarnation again changes
+// nothing.
+type OpenSession struct {
+	Node        string // id
+	Incarnation string // Session.Incarnation
+	TTL         time.Duration
+}
+
+// CloseSession ends a session whose lease can no longer be valid, of a member or
+// of a node that was removed. Each seat under it moves or goes dark. Moves that
+// an entry has no room for may be left out: a Hold names their holders after.
+type CloseSession struct {
+	Node    string            // id
+	Session uint64            // refused when it is not the open one
+	Moves   map[string]string `json:",omitempty"` // seat -> the assignment that takes over, if its node has a session by then
+}
+
+func (Init) name() string         { return "init" }
+func (AddToken) name() string     { return "token" }
+func (Admit) name() string        { return "admit" }
+func (UpdateNode) name() string   { return "node" }
+func (RemoveNode) name() string   { return "node-rm" }
+func (PushPart) name() string     { return "push-part" }
+func (Push) name() string         { return "push" }
+func (Remove) name() string       { return "rm" }
+func (NodeReport) name() string   { return "report" }
+func (Hold) name() string         { return "hold" }
+func (OpenSession) name() string  { return "session-open" }
+func (CloseSession) name() string { return "session-close" }

@@ -35,12 +35,22 @@ func corpus(t *testing.T) map[string][]Entry {
 	life.ok("alpha", removal(life.State, "gamma"))
 	life.apply("alpha", push(app("bad", Requirement{}), on("bad", "delta,nowhere")))
 
+	sessions := story(t)
+	sessions.open("alpha")
+	sessions.open("beta")
+	sessions.ok("alpha", Hold{Seat: "store", Assignment: "pg-main"})
+	sessions.close("alpha", "store", "pg-apps")
+	sessions.open("alpha")
+	sessions.ok("alpha", Hold{Seat: "store", Assignment: "pg-main", IfEpoch: sessions.Seats["store"].Epoch, Released: sessions.Seats["store"].Epoch})
+	sessions.ok("alpha", Remove{WhatSeat, "store"})
+	sessions.ok("beta", RemoveNode{ID: id("beta")})
+
 	parts := newBed(t, "alpha", "beta")
 	parts.ok("alpha", PushPart{"p", 0, push(pg(), fullModule()).Documents})
 	parts.ok("alpha", PushPart{"p", 1, push(on("pg", "alpha", as("pg-main"), deflt(pgKind), exclusive)).Documents})
 	parts.ok("alpha", Push{ID: "p", Parts: 2})
 	parts.ok("alpha", PushPart{"open", 0, push(pg()).Documents})
-	return map[string][]Entry{"every-command": every.log, "life": life.log, "parts": parts.log}
+	return map[string][]Entry{"every-command": every.log, "life": life.log, "sessions": sessions.log, "parts": parts.log}
 }
 
 func TestCorpus(t *testing.T) {
@@ -50,7 +60,7 @@ func TestCorpus(t *testing.T) {
 		}
 	}
 	logs, err := filepath.Glob(corpusDir + "/*.jsonl")
-	if err != nil || len(logs) < 3 {
+	if err != nil || len(logs) < 4 {
 		t.Fatalf("the corpus has %d logs, %v", len(logs), err)
 	}
 	for _, path := range logs {
@@ -129,6 +139,8 @@ func TestRestoreIsStrict(t *testing.T) {
 		"something after it": good + "{}",
 		"nothing":            "",
 		"a map that is none": strings.Replace(good, `"Parts":{}`, `"Parts":null`, 1),
+		"null sessions":      strings.Replace(good, `"Sessions":{}`, `"Sessions":null`, 1),
+		"null claims":        strings.Replace(good, `"Former":{}`, `"Former":null`, 1),
 	} {
 		if s, err := Restore(strings.NewReader(bad)); !errors.Is(err, ErrUndecodable) {
 			t.Errorf("%s is restored as %v, %v", name, s, err)

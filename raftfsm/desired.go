@@ -12,7 +12,7 @@ import (
 type Desired struct {
 	Runs      []RunSpec           // assignments on this node, by name
 	Provides  []ProviderSpec      // providers on this node
-	Seats     []SeatService       // seats answered here: mesh seats held, and node seats
+	Seats     []SeatService       // seats answered here: mesh seats held, while the node's lease grants them, and node seats
 	Tools     []ToolService       // tools of the assignments here
 	Grants    []Grant             // what each assignment here may call
 	Holders   map[string]Holder   // every mesh seat: who answers it
@@ -57,6 +57,7 @@ type Holder struct {
 	Assignment string
 	Epoch      uint64
 	Verbs      []string
+	Dark       string // why nobody may answer it, for users; "" when Assignment may, as long as its node's lease lasts
 }
 
 // Grant is what one assignment may call.
@@ -167,7 +168,7 @@ func (s *State) Desired(id string) Desired {
 
 func (s *State) desiredSeat(d *Desired, seat Seat, id string, here []string) {
 	if seat.Scope == ScopeMesh {
-		holder := Holder{Epoch: seat.Epoch, Verbs: seat.Verbs}
+		holder := Holder{Epoch: seat.Epoch, Verbs: seat.Verbs, Dark: s.dark(seat)}
 		if a, ok := s.Assignments[seat.Holder]; ok {
 			holder.Node, holder.Assignment = s.NodeName(a.Node), a.Name
 			if a.Node == id {

@@ -26,9 +26,10 @@ func TestDesired(t *testing.T) {
 	))
 
 	d := b.Desired(id("alpha"))
-	if len(d.Seats) != 0 || !reflect.DeepEqual(d.Holders["store"], *holder("", "", 0, "databases", "query")) {
+	if len(d.Seats) != 0 || !reflect.DeepEqual(d.Holders["store"], Holder{Verbs: []string{"databases", "query"}, Dark: "no holder is named yet; idp-a, idp-b, pg-apps, pg-main could be"}) {
 		t.Errorf("a seat that nobody holds is answered: %+v, %+v", d.Seats, d.Holders)
 	}
+	b.open("alpha")
 	b.ok("alpha", Hold{Seat: "store", Assignment: "pg-main"})
 	epoch := b.Index
 	d = b.Desired(id("alpha"))
@@ -48,7 +49,7 @@ func TestDesired(t *testing.T) {
 	if len(d.Seats) != 1 || !reflect.DeepEqual(d.Seats[0], wantIdent) {
 		t.Errorf("beta, which claims store twice and holds it not, answers %+v", d.Seats)
 	}
-	if got := d.Holders["store"]; !reflect.DeepEqual(got, *holder("alpha", "pg-main", epoch, "databases", "query")) {
+	if got := d.Holders["store"]; !reflect.DeepEqual(got, Holder{Node: "alpha", Assignment: "pg-main", Epoch: epoch, Verbs: []string{"databases", "query"}}) {
 		t.Errorf("store is held by %+v", got)
 	}
 	if got := fmt.Sprint(d.NodeSeats); got != "map[ident:[who]]" {
@@ -82,10 +83,6 @@ func TestDesired(t *testing.T) {
 	if d := b.Desired("id-nobody"); len(d.Runs)+len(d.Seats)+len(d.Grants) != 0 {
 		t.Errorf("a node that is none is to do %+v", d)
 	}
-}
-
-func holder(node, assignment string, epoch uint64, verbs ...string) *Holder {
-	return &Holder{node, assignment, epoch, verbs}
 }
 
 func TestParseTarget(t *testing.T) {

@@ -75,6 +75,10 @@ func command(name string, raw []byte) (Command, error) {
 		return body[NodeReport](raw)
 	case Hold{}.name():
 		return body[Hold](raw)
+	case OpenSession{}.name():
+		return body[OpenSession](raw)
+	case CloseSession{}.name():
+		return body[CloseSession](raw)
 	}
 	return nil, errors.New("unknown command")
 }

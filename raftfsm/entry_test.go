@@ -34,7 +34,9 @@ func everyCommand() []Command {
 			Processes: []ProcessReport{{"shop@beta", "running", "exit"}},
 			Providers: []ProviderReport{{"pg-main/" + pgKind, true, Address{Host: "h", Port: 1, TLS: "off"}, "connect", "down"}},
 		},
-		Hold{"store", "pg-main", 9},
+		Hold{"store", "pg-main", 9, 7},
+		OpenSession{"id-alpha", "run-1", time.Second},
+		CloseSession{"id-alpha", 9, map[string]string{"store": "pg-apps"}},
 	}
 }
 

@@ -147,12 +147,16 @@ func (s *source) report(state *State) NodeReport {
 }
 
 func (s *source) command(state *State) Command {
-	switch s.n(12) {
+	switch s.n(18) {
 	case 0:
 		return Remove{What: s.of(WhatModule, WhatAssignment, WhatSeat), Name: s.of(s.module(), s.seat(), s.assignment())}
-	case 1:
+	case 1, 13, 14:
 		seat := s.seat()
-		return Hold{Seat: seat, Assignment: s.of("", s.assignment()), IfEpoch: state.Seats[seat].Epoch}
+		h := Hold{Seat: seat, Assignment: s.of(append(state.Claimants(seat), "", s.assignment())...), IfEpoch: state.Seats[seat].Epoch}
+		if s.yes() {
+			h.Released = state.claimed(seat).Epoch
+		}
+		return h
 	case 2:
 		return AddToken{Hash: s.of("t1", "t2", "t3"), Expires: epochStart}
 	case 3:
@@ -165,6 +169,8 @@ func (s *source) command(state *State) Command {
 		return Push{ID: s.of("p", "q"), Parts: s.n(3), Documents: s.documents()}
 	case 7, 8, 9:
 		return s.report(state)
+	case 10, 11, 12:
+		return s.session(state)
 	}
 	return Push{Documents: s.documents(), Pending: s.yes()}
 }
@@ -174,8 +180,8 @@ func (s *source) command(state *State) Command {
 func history(t testing.TB, data []byte) []Entry {
 	src := &source{data}
 	b := newBed(t, "alpha", "beta")
-	b.ok("alpha", push(pg(), on("pg", "alpha", as("pg-main")), app("shop", Requirement{Provider: "pg-main"}), on("shop", "beta")))
-	last := map[string]uint64{}
+	b.ok("alpha", push(pg(), on("pg", "alpha", as("pg-main")), app("shop", Requirement{Provider: "pg-main"}), on("shop", "beta"), Seat{Name: "store", Scope: ScopeMesh}))
+	last, seats := map[string]uint64{}, watched{}
 	for len(src.b) > 0 && len(b.log) < 200 {
 		c := src.command(b.State)
 		proposer := src.node()
@@ -189,6 +195,9 @@ func history(t testing.TB, data []byte) []Entry {
 		}
 		checkPlan(t, before, b.State, plan, r)
 		checkProgress(t, before, b.State, last)
+		if r == nil {
+			seats.after(t, b.State, c)
+		}
 	}
 	return b.log
 }
@@ -206,7 +215,7 @@ func checkPlan(t testing.TB, before, after *State, plan Plan, r *Rejection) {
 		return
 	}
 	for id := range after.Nodes {
-		if x, y := before.Desired(id), after.Desired(id); !reflect.DeepEqual(x, y) {
+		if x, y := before.Desired(id).planned(), after.Desired(id).planned(); !reflect.DeepEqual(x, y) {
 			t.Fatalf("an empty plan changes what is desired of %s from\n%+v\nto\n%+v", id, x, y)
 		}
 	}

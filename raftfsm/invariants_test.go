@@ -7,7 +7,7 @@ import (
 
 // invariants checks what the package comment promises of every state.
 func invariants(s *State) error {
-	for _, check := range []func(*State) error{bindingInvariants, resourceInvariants, seatInvariants, assignmentInvariants} {
+	for _, check := range []func(*State) error{bindingInvariants, resourceInvariants, seatInvariants, sessionInvariants, assignmentInvariants} {
 		if err := check(s); err != nil {
 			return err
 		}

@@ -6,6 +6,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"time"
 )
 
 // Effects of a plan's change.
@@ -66,12 +67,33 @@ func difference(before, after *State) Plan {
 		}
 	}
 	for id, n := range after.Nodes {
-		if !touched[n.Name] && !reflect.DeepEqual(before.Desired(id), after.Desired(id)) {
+		if !touched[n.Name] && !reflect.DeepEqual(before.Desired(id).planned(), after.Desired(id).planned()) {
 			touched[n.Name] = true
 		}
 	}
 	p.Nodes = slices.Sorted(maps.Keys(touched))
 	return p
+}
+
+// planned is d without what comes and goes with sessions, which is no part of a
+// plan: epochs, and why a seat is dark.
+func (d Desired) planned() Desired {
+	d.Holders = maps.Clone(d.Holders)
+	for name, h := range d.Holders {
+		h.Epoch, h.Dark = 0, ""
+		d.Holders[name] = h
+	}
+	d.Seats = slices.Clone(d.Seats)
+	for i := range d.Seats {
+		d.Seats[i].Epoch = 0
+	}
+	return d
+}
+
+// planned is the seat without what comes and goes with sessions.
+func (s Seat) planned() Seat {
+	s.Epoch, s.Session, s.Since = 0, 0, time.Time{}
+	return s
 }
 
 func (p *Plan) add(effect, what, name string, nodes []string, format string, args ...any) {
@@ -208,7 +230,7 @@ func (p *Plan) seats(before, after *State) {
 			p.add(EffectName, WhatSeat, name, before.homes(old.Holder), "seat %s loses its holder %s", name, old.Holder)
 		case !was:
 			p.add(EffectRecord, WhatSeat, name, nil, "seat %s is new", name)
-		case !same(old, seat):
+		case !same(old.planned(), seat.planned()):
 			p.add(EffectRecord, WhatSeat, name, after.homes(seat.Holder), "seat %s changes", name)
 		}
 	}

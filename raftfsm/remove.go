@@ -10,9 +10,11 @@ func (t *tx) remove(c Remove) *Rejection {
 	t.Mesh.Changed = t.Index
 	switch c.What {
 	case WhatSeat:
-		if _, ok := t.Seats[c.Name]; !ok {
+		seat, ok := t.Seats[c.Name]
+		if !ok {
 			return t.unknown(c, sorted(t.Seats), "meshd seats")
 		}
+		t.leave(seat)
 		drop(t, t.Seats, c.Name)
 		t.event("seat %s removed", c.Name)
 		return nil

@@ -64,6 +64,7 @@ func Restore(r io.Reader) (*State, error) {
 	if slices.Contains([]bool{
 		s.Nodes == nil, s.Removed == nil, s.Tokens == nil, s.Seats == nil, s.Modules == nil, s.Everywhere == nil, s.Assignments == nil,
 		s.Bindings == nil, s.Resources == nil, s.Withdrawals == nil, s.Providers == nil, s.Parts == nil,
+		s.Sessions == nil, s.Former == nil,
 	}, true) {
 		return nil, fmt.Errorf("read snapshot: %w: a part of it is null", ErrUndecodable)
 	}

@@ -19,6 +19,11 @@
 //   - A binding has at most two credentials, and no generation of a resource is
 //     used twice.
 //   - A seat's holder claims it, and each change of a holder has a new epoch.
+//   - A seat's Session is the open session of its holder's node, or 0. While a
+//     claim on it is in Former it has no holder: so whoever may answer a seat by
+//     a lease that is not known to have ended is on one node.
+//   - A session is a node's only one. It ends by its lease (CloseSession) or with
+//     the process that had it (OpenSession of another run), by nothing else.
 //   - A kind has at most one default.
 //   - Secrets are here only sealed.
 //
@@ -71,6 +76,7 @@ type State struct {
 	Providers   map[string]ProviderStatus // by ProviderID: what its node last said of it
 	Parts       map[string][]Documents    // pushes in several entries, by push id, until committed
 	Events      []Event                   // the newest, oldest first, at most maxEvents
+	Leases
 }
 
 // Mesh is what is true of the mesh as a whole.
@@ -136,9 +142,10 @@ type Seat struct {
 	Want     string   `json:",omitempty"` // assignment that the user named as holder
 	Failover string   `json:",omitempty"` // FailoverAuto, FailoverManual, or "": see FailsOver
 
-	Holder string    `json:",omitempty"` // assignment; written by the leader
-	Epoch  uint64    `json:",omitempty"` // Generation<<48 | index of the entry that named or vacated it
-	Since  time.Time // of Epoch
+	Holder  string    `json:",omitempty"` // assignment; written by the leader
+	Epoch   uint64    `json:",omitempty"` // Generation<<48 | index of the entry that named or vacated it, or gave it its Session
+	Session uint64    `json:",omitempty"` // under which Holder may answer; 0: nobody may, the seat is dark
+	Since   time.Time // of the last change of Holder, Epoch or Session
 }
 
 // FailsOver reports whether another claimant is named when the holder's node is
@@ -297,6 +304,7 @@ func New() *State {
 		Seats: map[string]Seat{}, Modules: map[string]Module{}, Everywhere: map[string]Assign{},
 		Assignments: map[string]Assignment{}, Bindings: map[string]Binding{}, Resources: map[string]Resource{},
 		Withdrawals: map[string]Withdrawal{}, Providers: map[string]ProviderStatus{}, Parts: map[string][]Documents{},
+		Leases: Leases{Sessions: map[string]Session{}, Former: map[string]Claim{}},
 	}
 }
 
@@ -308,6 +316,7 @@ func (s *State) Clone() *State {
 	c.Seats, c.Modules, c.Everywhere = maps.Clone(s.Seats), maps.Clone(s.Modules), maps.Clone(s.Everywhere)
 	c.Assignments, c.Bindings, c.Resources = maps.Clone(s.Assignments), maps.Clone(s.Bindings), maps.Clone(s.Resources)
 	c.Withdrawals, c.Providers, c.Parts = maps.Clone(s.Withdrawals), maps.Clone(s.Providers), maps.Clone(s.Parts)
+	c.Sessions, c.Former = maps.Clone(s.Sessions), maps.Clone(s.Former)
 	c.Events = slices.Clone(s.Events)
 	return &c
 }
