@@ -3,6 +3,7 @@ package bus
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"strconv"
@@ -21,6 +22,9 @@ const (
 	// leastTime is what must be left for another try. With less, a certain "it has not run" would be
 	// traded for a doubtful "timed out".
 	leastTime = 100 * time.Millisecond
+	// darkPatience is how long a call waits for a seat that nobody may answer: longer than the lease
+	// of a holder that is waited out.
+	darkPatience = 2 * time.Second
 )
 
 // Call asks for t in the name of caller and returns the answer, or a *CallError that says why there is
@@ -49,11 +53,16 @@ func (b *Bus) Call(ctx context.Context, caller Caller, t Target, data []byte) (R
 	for pause, tries := firstPause, 1; ; tries++ {
 		v := b.view.Load()
 		node, err := v.Directory.locate(t, hint)
-		if err != nil {
+		dark := errors.Is(err, &CallError{Code: CodeNoHolder}) && time.Since(began) < darkPatience
+		if err != nil && !dark {
 			return Reply{}, err
 		}
-		reply, moved, err := b.ask(ctx, caller, t, node, data)
-		if err == nil || (!errors.Is(err, &CallError{Code: CodeNotHolder}) && !errors.Is(err, &CallError{Code: CodeUnreachable})) {
+		var reply Reply
+		var moved Holder
+		if !dark {
+			reply, moved, err = b.ask(ctx, caller, t, node, data)
+		}
+		if err == nil || !dark && (!errors.Is(err, &CallError{Code: CodeNotHolder}) && !errors.Is(err, &CallError{Code: CodeUnreachable})) {
 			return reply, err
 		}
 		if moved.Epoch > max(hint.Epoch, v.Directory.Seats[t.Seat].Holder.Epoch) {
@@ -106,6 +115,8 @@ func (d Directory) locate(t Target, hint Holder) (string, error) {
 		return "", fail(CodeNoSuchVerb, "seat %s has no verb %q; it has: %s", t.Seat, t.Name, list(seat.Verbs))
 	case hint.Epoch > seat.Holder.Epoch:
 		return hint.Node, nil
+	case seat.Dark != "":
+		return "", fail(CodeNoHolder, "nobody answers seat %s now: %s", t.Seat, seat.Dark)
 	case seat.Holder.Node == "":
 		return "", fail(CodeNoHolder, "seat %s has no holder on record", t.Seat)
 	default:
@@ -143,7 +154,9 @@ func (b *Bus) ask(ctx context.Context, caller Caller, t Target, node string, dat
 		limit = time.Until(deadline)
 	}
 	m.Header.Set(headerDeadline, strconv.FormatInt(max(limit.Milliseconds(), 1), 10))
+	sent := b.cfg.Clock()
 	got, err := b.host.mesh.RequestMsgWithContext(ctx, m)
+	took := b.cfg.Clock() - sent
 	switch {
 	case errors.Is(err, nats.ErrNoResponders):
 		return Reply{}, Holder{}, fail(CodeUnreachable, "node %s is silent: nothing there answers %s", node, t)
@@ -162,10 +175,37 @@ func (b *Bus) ask(ctx context.Context, caller Caller, t Target, node string, dat
 				r.Node, t, r.Epoch, newest)
 		}
 	}
+	if r.Left > 0 && took > r.Left {
+		if late := b.confirmed(ctx, t, node, r.Epoch); late != nil {
+			return Reply{}, Holder{}, fail(CodeUncertain, "node %s answered %s under epoch %d %v after it was asked, when its lease may have been over: %v; it has run",
+				r.Node, t, r.Epoch, took.Round(time.Millisecond), late)
+		}
+	}
 	if err != nil {
 		return Reply{}, Holder{}, err
 	}
 	return r, Holder{}, nil
+}
+
+// confirmed is nil if the node holds the seat under the epoch still: an answer that was long on its way,
+// or long in the making, is then as good as one that was made just now.
+func (b *Bus) confirmed(ctx context.Context, t Target, node string, epoch uint64) error {
+	t.Name = confirm
+	sent := b.cfg.Clock()
+	got, err := b.host.mesh.RequestMsgWithContext(ctx, nats.NewMsg(t.at(node)))
+	took := b.cfg.Clock() - sent
+	if err != nil {
+		return fmt.Errorf("it did not confirm: %w", err)
+	}
+	switch r, err := decode(got); {
+	case err != nil:
+		return err
+	case r.Epoch != epoch:
+		return fmt.Errorf("it holds the seat under epoch %d now", r.Epoch)
+	case took > r.Left:
+		return fmt.Errorf("it confirmed after %v more", took.Round(time.Millisecond))
+	}
+	return nil
 }
 
 // parseHolder reads NODE/ASSIGNMENT/EPOCH; anything else is no hint.

@@ -52,6 +52,7 @@ type Directory struct {
 type Seat struct {
 	Verbs  []string
 	Holder Holder
+	Dark   string // why nobody may answer it, as far as the log knows; empty while somebody may
 }
 
 // Holder is the assignment that the log names for a mesh seat. Epoch grows with each naming.

@@ -79,6 +79,7 @@ func (a authority) issue(t *testing.T, id string) (*tls.Config, string) {
 
 // mesh is some buses in this process, and the layouts that they were last given.
 type mesh struct {
+	edit  func(*Config)
 	t     *testing.T
 	ca    authority
 	nodes map[string]*node
@@ -95,7 +96,13 @@ type node struct {
 // newMesh starts one node per name and waits until all have routes to all.
 func newMesh(t *testing.T, names ...string) *mesh {
 	t.Helper()
-	m := &mesh{t: t, ca: newAuthority(t), nodes: map[string]*node{}, dir: Directory{Seats: map[string]Seat{}, Nodes: map[string]Node{}}}
+	return newMeshOf(t, func(*Config) {}, names...)
+}
+
+// newMeshOf is newMesh with an edit of each node's configuration.
+func newMeshOf(t *testing.T, edit func(*Config), names ...string) *mesh {
+	t.Helper()
+	m := &mesh{t: t, edit: edit, ca: newAuthority(t), nodes: map[string]*node{}, dir: Directory{Seats: map[string]Seat{}, Nodes: map[string]Node{}}}
 	for _, name := range names {
 		m.start(name)
 	}
@@ -104,13 +111,19 @@ func newMesh(t *testing.T, names ...string) *mesh {
 	return m
 }
 
+var began = time.Now()
+
+func monotonic() time.Duration { return time.Since(began) }
+
 func (m *mesh) start(name string) *node {
 	m.t.Helper()
 	n := &node{id: "id-" + name, name: name, log: &lines{}}
 	var conf *tls.Config
 	conf, n.pin = m.ca.issue(m.t, n.id)
 	var err error
-	n.Bus, err = Start(m.t.Context(), Config{Mesh: "test-mesh", NodeID: n.id, NodeName: name, RouteAddr: "127.0.0.1:0", RouteTLS: conf, Log: slog.New(n.log)})
+	c := Config{Mesh: "test-mesh", NodeID: n.id, NodeName: name, RouteAddr: "127.0.0.1:0", RouteTLS: conf, Log: slog.New(n.log), Clock: monotonic}
+	m.edit(&c)
+	n.Bus, err = Start(m.t.Context(), c)
 	must(m.t, err)
 	m.t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)

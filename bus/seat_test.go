@@ -281,18 +281,91 @@ type gate struct {
 	lost    atomic.Bool
 }
 
-func (g *gate) Enter(seat string) (uint64, func() error, error) {
+func (g *gate) Enter(seat string) (uint64, func() (time.Duration, error), error) {
 	if !g.open.Load() {
 		return 0, nil, errors.New("lease of " + seat + " ran out")
 	}
 	g.entered.Add(1)
-	return 12, func() error {
+	return 12, func() (time.Duration, error) {
 		g.left.Add(1)
 		if g.lost.Load() {
-			return errors.New("lease ran out meanwhile")
+			return 0, errors.New("lease ran out meanwhile")
 		}
-		return nil
+		return 0, nil
 	}, nil
+}
+
+// TestALateAnswerIsConfirmed: an answer that took longer than its lease had left is as good as its
+// holder's word that it still is one, and no better.
+func TestALateAnswerIsConfirmed(t *testing.T) {
+	const step = 10 * time.Millisecond
+	var clock atomic.Int64
+	m := newMeshOf(t, func(c *Config) { c.Clock = func() time.Duration { return time.Duration(clock.Add(int64(step))) } }, "alpha")
+	m.hold("store", "alpha", 12, says("x"), "query")
+	alpha := m.nodes["alpha"]
+	for _, c := range []struct {
+		name   string
+		left   []time.Duration // at each leave
+		epochs []uint64        // at each Enter
+		want   string          // in the error; empty for an answer
+	}{
+		{"in time", []time.Duration{2 * step}, []uint64{12}, ""},
+		{"late and confirmed", []time.Duration{step / 2, 2 * step}, []uint64{12, 12}, ""},
+		{"late twice", []time.Duration{step / 2, step / 2}, []uint64{12, 12}, "confirmed after"},
+		{"held anew", []time.Duration{step / 2, 2 * step}, []uint64{12, 13}, "epoch 13 now"},
+		{"lost", []time.Duration{step / 2}, []uint64{12}, "no lease"},
+	} {
+		alpha.layout.Services = slices.Clone(alpha.layout.Services)
+		alpha.layout.Services[0].Gate = &script{left: c.left, epochs: c.epochs}
+		m.apply()
+		r, err := alpha.Call(within(t, patience), Caller{Node: "alpha"}, query, nil)
+		switch {
+		case c.want != "":
+			wantCode(t, err, CodeUncertain, c.want, "it has run")
+		case err != nil || r.Epoch != 12 || !strings.HasPrefix(string(r.Data), "x"):
+			t.Errorf("%s: %+v, %v", c.name, r, err)
+		}
+	}
+}
+
+// TestADarkSeatSaysWhyAndIsWaitedFor: a call that finds nobody named waits for a holder, and gives the
+// log's reason when there is none in time.
+func TestADarkSeatSaysWhyAndIsWaitedFor(t *testing.T) {
+	m := newMesh(t, "alpha", "beta")
+	m.hold("store", "", 4, says("x"), "query")
+	dark := m.dir.Seats["store"]
+	dark.Dark = "beta/pg holds it, whose node is away"
+	m.dir.Seats["store"] = dark
+	m.apply()
+	_, err := m.nodes["alpha"].Call(within(t, 300*time.Millisecond), Caller{Node: "alpha"}, query, nil)
+	wantCode(t, err, CodeNoHolder, "nobody answers seat store now: beta/pg holds it, whose node is away", "has not run")
+	done := make(chan error, 1)
+	ctx := within(t, patience)
+	go func() {
+		_, err := m.nodes["alpha"].Call(ctx, Caller{Node: "alpha"}, query, nil)
+		done <- err
+	}()
+	m.hold("store", "beta", 5, says("x"), "query")
+	m.apply()
+	must(t, <-done)
+}
+
+// script is a gate that says one thing after the other.
+type script struct {
+	mu     sync.Mutex
+	left   []time.Duration
+	epochs []uint64
+}
+
+func (s *script) Enter(string) (uint64, func() (time.Duration, error), error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.epochs) == 0 {
+		return 0, nil, errors.New("no lease")
+	}
+	epoch, left := s.epochs[0], s.left[0]
+	s.epochs, s.left = s.epochs[1:], s.left[1:]
+	return epoch, func() (time.Duration, error) { return left, nil }, nil
 }
 
 func TestGateIsAskedBeforeAndAfter(t *testing.T) {

@@ -41,10 +41,14 @@ type Call struct {
 type Handler func(ctx context.Context, c Call) (data []byte, err error)
 
 // Gate says whether this node may answer for a seat. It is entered before the handler runs; leave is
-// called when the handler has ended, always, and its error keeps the reply from leaving.
+// called when the handler has ended, always. Its error keeps the reply from leaving, and else left is
+// for how long from then on, by any clock, nobody else can answer.
 type Gate interface {
-	Enter(seat string) (epoch uint64, leave func() error, err error)
+	Enter(seat string) (epoch uint64, leave func() (left time.Duration, err error), err error)
 }
+
+// confirm, in the place of a verb, asks a holder's gate alone. No verb is called so.
+const confirm = "_confirm"
 
 // service is a Service that is bound to its subject. See the package comment for its states.
 type service struct {
@@ -171,23 +175,25 @@ func (s *service) receive(m *nats.Msg) {
 	case leaving:
 		s.answerLeft(m, spec)
 	case spec.Closed != "":
-		s.answer(m, spec, nil, fail(CodeNotHolder, "%s on %s: %s", spec.label(), s.bus.cfg.NodeName, spec.Closed))
+		s.answer(m, spec, Reply{}, fail(CodeNotHolder, "%s on %s: %s", spec.label(), s.bus.cfg.NodeName, spec.Closed))
+	case name == confirm && spec.Gate != nil:
+		s.confirm(m, spec)
 	case !slices.Contains(spec.Verbs, name):
-		s.answer(m, spec, nil, fail(CodeNoSuchVerb, "%s on %s has no %q; it has: %s",
+		s.answer(m, spec, Reply{}, fail(CodeNoSuchVerb, "%s on %s has no %q; it has: %s",
 			spec.label(), s.bus.cfg.NodeName, name, list(spec.Verbs)))
 	case len(m.Data) > maxPayload:
-		s.answer(m, spec, nil, fail(CodeTooLarge, "request of %d bytes is over the limit of %d", len(m.Data), maxPayload))
+		s.answer(m, spec, Reply{}, fail(CodeTooLarge, "request of %d bytes is over the limit of %d", len(m.Data), maxPayload))
 	default:
 		select {
 		case s.slots <- struct{}{}:
 		default:
-			s.answer(m, spec, nil, fail(CodeBusy, "%s on %s has %d calls running, its limit; try again",
+			s.answer(m, spec, Reply{}, fail(CodeBusy, "%s on %s has %d calls running, its limit; try again",
 				spec.label(), s.bus.cfg.NodeName, mostCalls))
 			return
 		}
 		if !s.bus.work.begin() {
 			<-s.slots
-			s.answer(m, spec, nil, fail(CodeUnreachable, "node %s is stopping", s.bus.cfg.NodeName))
+			s.answer(m, spec, Reply{}, fail(CodeUnreachable, "node %s is stopping", s.bus.cfg.NodeName))
 			return
 		}
 		go func() {
@@ -203,35 +209,51 @@ func (s *service) run(m *nats.Msg, spec Service, name string) {
 	limit := timeLeft(m.Header)
 	ctx, cancel := context.WithTimeout(s.bus.work.ctx, limit)
 	defer cancel()
-	leave := func() error { return nil }
+	leave := func() (time.Duration, error) { return 0, nil }
 	if spec.Gate != nil {
 		epoch, out, err := spec.Gate.Enter(spec.Seat)
 		if err != nil {
-			s.answer(m, spec, nil, fail(CodeNotHolder, "%s on %s: %v", spec.label(), s.bus.cfg.NodeName, err))
+			s.answer(m, spec, Reply{}, fail(CodeNotHolder, "%s on %s: %v", spec.label(), s.bus.cfg.NodeName, err))
 			return
 		}
 		leave, spec.Epoch = out, epoch
 	}
 	var answered atomic.Bool
-	reply := func(data []byte, err error) {
+	reply := func(r Reply, err error) {
 		if answered.CompareAndSwap(false, true) {
 			s.tally.count(name, time.Since(began), err)
-			s.answer(m, spec, data, err)
+			s.answer(m, spec, r, err)
 		}
 	}
 	overdue := context.AfterFunc(ctx, func() {
-		reply(nil, fail(CodeTimedOut, "%s on %s did not answer %q within %v; it may have run",
+		reply(Reply{}, fail(CodeTimedOut, "%s on %s did not answer %q within %v; it may have run",
 			spec.label(), s.bus.cfg.NodeName, name, limit))
 	})
 	defer overdue()
 	call := Call{Caller: parseCaller(m.Header.Get(headerCaller)), Target: spec.target(name), Epoch: spec.Epoch, Data: m.Data}
 	call.Node = s.bus.cfg.NodeName
 	data, err := s.invoke(ctx, spec.Handler, call)
-	if lost := errors.Join(leave(), s.lost(spec)); lost != nil {
-		data, err = nil, fail(CodeUncertain, "%s on %s ran %q, but the seat was lost before the answer: %v",
+	left, closed := leave()
+	if lost := errors.Join(closed, s.lost(spec)); lost != nil {
+		data, left, err = nil, 0, fail(CodeUncertain, "%s on %s ran %q, but the seat was lost before the answer: %v",
 			spec.label(), s.bus.cfg.NodeName, name, lost)
 	}
-	reply(data, err)
+	reply(Reply{Data: data, Left: left}, err)
+}
+
+// confirm tells a caller that got its answer late whether this node is the holder still.
+func (s *service) confirm(m *nats.Msg, spec Service) {
+	epoch, leave, err := spec.Gate.Enter(spec.Seat)
+	var left time.Duration
+	if err == nil {
+		spec.Epoch = epoch
+		left, err = leave()
+	}
+	if err != nil {
+		s.answer(m, spec, Reply{}, fail(CodeNotHolder, "%s on %s: %v", spec.label(), s.bus.cfg.NodeName, err))
+		return
+	}
+	s.answer(m, spec, Reply{Left: left}, nil)
 }
 
 // lost tells when a mesh seat went elsewhere while its handler ran.
@@ -267,15 +289,16 @@ func (s *service) invoke(ctx context.Context, h Handler, c Call) (data []byte, e
 }
 
 // answer sends what became of a request.
-func (s *service) answer(m *nats.Msg, spec Service, data []byte, err error) {
-	s.send(m, encode(m.Reply, Reply{Data: data, Seat: spec.Seat, Epoch: spec.Epoch, Node: s.bus.cfg.NodeName}, err))
+func (s *service) answer(m *nats.Msg, spec Service, r Reply, err error) {
+	r.Seat, r.Epoch, r.Node = spec.Seat, spec.Epoch, s.bus.cfg.NodeName
+	s.send(m, encode(m.Reply, r, err))
 }
 
 // answerLeft says who holds what has left this node.
 func (s *service) answerLeft(m *nats.Msg, spec Service) {
 	node := s.bus.cfg.NodeName
 	if spec.Scope != ScopeMesh {
-		s.answer(m, spec, nil, fail(CodeNotServed, "node %s does not serve %s any more", node, spec.label()))
+		s.answer(m, spec, Reply{}, fail(CodeNotServed, "node %s does not serve %s any more", node, spec.label()))
 		return
 	}
 	now := s.bus.view.Load().Directory.Seats[spec.Seat].Holder

@@ -328,6 +328,10 @@ type Config struct {
 	RouteAddr  string      // host:port to listen on for other nodes; port 0 lets the system choose
 	RouteTLS   *tls.Config // mutual TLS for both roles, with a constant ServerName
 	Log        *slog.Logger
+
+	// Clock reads the time since some instant, and counts while the machine is suspended: a caller
+	// measures with it what is left of an answer's lease.
+	Clock func() time.Duration
 }
 
 func (c Config) validate() error {
@@ -337,6 +341,9 @@ func (c Config) validate() error {
 	}
 	if c.NodeID == "" {
 		faults = append(faults, errors.New("the node has no id"))
+	}
+	if c.Clock == nil {
+		faults = append(faults, errors.New("there is no clock"))
 	}
 	faults = append(faults, checkToken("node", c.NodeName))
 	if c.ClientPort < 0 || c.ClientPort > 65535 {

@@ -24,7 +24,7 @@ func TestConfigFaultsAreAllReported(t *testing.T) {
 	if err == nil {
 		t.Fatal("it started")
 	}
-	for _, w := range []string{"mesh has no id", "node has no id", `node "A"`, "client port -1", `route address "x"`, "TLS", "no log"} {
+	for _, w := range []string{"mesh has no id", "node has no id", `node "A"`, "client port -1", `route address "x"`, "TLS", "no log", "no clock"} {
 		if !strings.Contains(err.Error(), w) {
 			t.Errorf("error does not say %q: %v", w, err)
 		}
@@ -38,7 +38,7 @@ func TestTakenPortFailsTheStart(t *testing.T) {
 	defer taken.Close()
 	ca := newAuthority(t)
 	conf, _ := ca.issue(t, "id-alpha")
-	base := Config{Mesh: "m", NodeID: "id-alpha", NodeName: "alpha", RouteAddr: "127.0.0.1:0", RouteTLS: conf, Log: slog.New(&lines{})}
+	base := Config{Mesh: "m", NodeID: "id-alpha", NodeName: "alpha", RouteAddr: "127.0.0.1:0", RouteTLS: conf, Log: slog.New(&lines{}), Clock: monotonic}
 	client, route := base, base
 	client.ClientPort = taken.Addr().(*net.TCPAddr).Port
 	route.RouteAddr = taken.Addr().String()

@@ -18,6 +18,7 @@ const (
 	headerSeat     = "Meshd-Seat"        // both: the seat, absent for a tool
 	headerEpoch    = "Meshd-Epoch"       // both: the epoch under which it is answered
 	headerNode     = "Meshd-Node"        // reply: the node that answered
+	headerLeft     = "Meshd-Left-us"     // reply: microseconds since it was made in which nobody else can answer
 	headerHolder   = "Meshd-Holder"      // reply not-the-holder: NODE/ASSIGNMENT/EPOCH named now
 	headerCode     = "Meshd-Error"       // reply: one of the codes below
 	headerText     = "Nats-Service-Error"
@@ -105,6 +106,7 @@ type Reply struct {
 	Seat  string
 	Epoch uint64
 	Node  string
+	Left  time.Duration // since it was made, in which nobody else can answer; 0 where no Gate says
 }
 
 // encode makes the message that carries r, or err in its place.
@@ -114,6 +116,9 @@ func encode(subject string, r Reply, err error) *nats.Msg {
 	if r.Seat != "" {
 		m.Header.Set(headerSeat, r.Seat)
 		m.Header.Set(headerEpoch, strconv.FormatUint(r.Epoch, 10))
+	}
+	if r.Left > 0 {
+		m.Header.Set(headerLeft, strconv.FormatInt(r.Left.Microseconds(), 10))
 	}
 	if err == nil {
 		m.Data = r.Data
@@ -138,6 +143,13 @@ func decode(m *nats.Msg) (Reply, error) {
 			return Reply{}, fail(CodeUncertain, "reply of node %q: header %s is %q, not a number", r.Node, headerEpoch, s)
 		}
 		r.Epoch = n
+	}
+	if s := m.Header.Get(headerLeft); s != "" {
+		us, err := strconv.ParseInt(s, 10, 32) // half an hour: no lease is longer
+		if err != nil || us < 0 {
+			return Reply{}, fail(CodeUncertain, "reply of node %q: header %s is %q, not a number of microseconds", r.Node, headerLeft, s)
+		}
+		r.Left = time.Duration(us) * time.Microsecond
 	}
 	if code := m.Header.Get(headerCode); code != "" {
 		return r, &CallError{Code: Code(code), Text: m.Header.Get(headerText)}

@@ -186,11 +186,12 @@ func (n *node) start() {
 	}
 	id := n.keys.NodeID()
 	var err error
+	start := time.Now()
 	n.peer, err = New(Config{
 		Self: n.member(), BindingRoot: n.bindings(), Keys: n.keys, Local: n.local, Network: n.net,
 		Raft: consensus.Config{Node: id, Streams: n.net, Disk: n.disk, Timing: n.timing, Log: quiet},
 		Bus:  n.bus, Surveyor: n.bus, Processes: n.procs, Kinds: provision.Kinds{n.kind}, Members: n, Host: n,
-		Render: manifest.Render, Log: quiet,
+		Render: manifest.Render, Log: quiet, Clock: func() time.Duration { return time.Since(start) }, Lock: n.disk.Lock(),
 	})
 	n.must(err)
 	transport, err := network.Gossiping(n.net)

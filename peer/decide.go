@@ -132,33 +132,3 @@ func newestMinted(b raftfsm.Binding) *raftfsm.Credential {
 	}
 	return nil
 }
-
-// decideHolders is what the leader has to name: for each mesh seat the
-// assignment that the user wants, or where it has none a claimant, one on a node
-// that is alive first.
-func decideHolders(s *raftfsm.State, alive func(node string) bool) []raftfsm.Hold {
-	var out []raftfsm.Hold
-	for _, name := range sortedKeys(s.Seats) {
-		seat := s.Seats[name]
-		if seat.Scope != raftfsm.ScopeMesh {
-			continue
-		}
-		claimants := s.Claimants(name)
-		holder := seat.Holder
-		switch {
-		case seat.Want != "":
-			if slices.Contains(claimants, seat.Want) {
-				holder = seat.Want
-			}
-		case holder == "" && len(claimants) > 0:
-			holder = claimants[0]
-			if i := slices.IndexFunc(claimants, func(c string) bool { return alive(s.Assignments[c].Node) }); i >= 0 {
-				holder = claimants[i]
-			}
-		}
-		if holder != seat.Holder {
-			out = append(out, raftfsm.Hold{Seat: name, Assignment: holder, IfEpoch: seat.Epoch})
-		}
-	}
-	return out
-}

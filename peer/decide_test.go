@@ -215,46 +215,6 @@ func TestDecideNeeds(t *testing.T) {
 	}
 }
 
-func TestDecideHolders(t *testing.T) {
-	m := newModel(t, "alpha", "beta", "gamma")
-	seats := func(want string) raftfsm.Documents {
-		return raftfsm.Documents{
-			Seats:   []raftfsm.Seat{{Name: "lamp", Scope: raftfsm.ScopeMesh, Verbs: []string{"on"}, Want: want}, {Name: "local", Scope: raftfsm.ScopeNode, Verbs: []string{"x"}}},
-			Modules: []raftfsm.Module{{Name: "lamp", Run: raftfsm.Run{Exec: []string{"/bin/lamp"}}, Claims: []string{"lamp", "local"}}},
-		}
-	}
-	everyone := func(string) bool { return true }
-	want := func(when string, alive func(string) bool, holds ...string) {
-		t.Helper()
-		var got []string
-		for _, h := range decideHolders(m.State, alive) {
-			if h.IfEpoch != m.Seats[h.Seat].Epoch {
-				t.Errorf("%s: %+v replaces an epoch that is not the seat's", when, h)
-			}
-			got = append(got, h.Seat+" "+h.Assignment)
-		}
-		if !slices.Equal(got, holds) {
-			t.Errorf("%s: %v, want %v", when, got, holds)
-		}
-	}
-	docs := seats("")
-	m.do("alpha", push(docs))
-	want("nobody claims it", everyone)
-	docs.Assigns = []raftfsm.Assign{{Module: "lamp", Nodes: []string{"alpha", "beta", "gamma"}}}
-	m.do("alpha", push(docs))
-	want("the first by name", everyone, "lamp lamp@alpha")
-	want("the first that is alive", func(n string) bool { return n == "gamma" }, "lamp lamp@gamma")
-	want("none is alive: one all the same", func(string) bool { return false }, "lamp lamp@alpha")
-	m.do("alpha", raftfsm.Hold{Seat: "lamp", Assignment: "lamp@beta"})
-	want("held: gossip moves nothing", func(n string) bool { return n != "beta" })
-	m.do("alpha", push(seats("lamp@gamma")))
-	want("the user names another", everyone, "lamp lamp@gamma")
-	m.do("alpha", raftfsm.Hold{Seat: "lamp", Assignment: "lamp@gamma", IfEpoch: m.Seats["lamp"].Epoch})
-	want("named", everyone)
-	m.do("alpha", raftfsm.Remove{What: raftfsm.WhatAssignment, Name: "lamp@gamma"})
-	want("what the user named is gone: nobody else is put in its place", everyone)
-}
-
 // saw is the sightings that f makes.
 func saw(f func(*sightings)) sightings {
 	o := newObserved(func() {})

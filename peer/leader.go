@@ -21,37 +21,17 @@ func (n *Peer) leading(ctx context.Context, term uint64) {
 		defer n.mu.Unlock()
 		n.basis.led = time.Now()
 	}()
-	refused := map[raftfsm.Hold]uint64{} // what the state did not take, and at which change of it
+	grants := n.takeOver(ctx, term)
+	defer n.leases.table.Stop()
 	for {
 		changed := n.store.watch()
 		n.finishInit(ctx)
-		again := leaderEvery
+		again := min(leaderEvery, grants.keepSeats(ctx))
 		if n.decideVoters(ctx) {
 			again = time.Millisecond
 		}
-		n.nameHolders(ctx, refused)
 		if await(ctx, again, changed, n.loops.lead) != nil {
 			return
-		}
-	}
-}
-
-// nameHolders names the holders that are due. What was refused is not asked again
-// before the mesh has changed: each asking is an entry.
-func (n *Peer) nameHolders(ctx context.Context, refused map[raftfsm.Hold]uint64) {
-	var holds []raftfsm.Hold
-	var at uint64
-	n.store.view(func(s *raftfsm.State) { holds, at = decideHolders(s, n.alive), s.Mesh.Changed })
-	for _, h := range holds {
-		if before, was := refused[h]; was && before == at {
-			continue
-		}
-		result, err := n.Propose(ctx, Meshd, h)
-		if result.Rejection != nil {
-			refused[h] = at
-		}
-		if err = settled(result, err); err != nil {
-			n.cfg.Log.Warn("name a holder", "seat", h.Seat, "err", err)
 		}
 	}
 }

@@ -35,6 +35,7 @@ import (
 	"meshd/bus"
 	"meshd/peer/consensus"
 	"meshd/peer/identity"
+	"meshd/peer/lease"
 	"meshd/peer/network"
 	"meshd/peer/supervise"
 	"meshd/provision"
@@ -110,6 +111,12 @@ type Config struct {
 	Host        Host
 	Log         *slog.Logger
 
+	// Clock counts while the machine is suspended: see lease.Boottime.
+	Clock lease.Clock
+	// Lock names the exclusive lock of the data directory, which this process holds
+	// to its end: no other directory's has its name, on this machine or another.
+	Lock string
+
 	// Render fills in a template of an environment variable or an address.
 	Render func(template string, data map[string]map[string]string) (string, error)
 }
@@ -120,29 +127,30 @@ const everythingEvery = 30 * time.Second
 
 // Peer is one running node.
 type Peer struct {
-	cfg       Config
-	store     *store
-	raft      *consensus.Node
-	client    *http.Client // to the other nodes
-	local     *Local
-	observed  *observed
-	loops     loops
-	basis     *basis       // what this node goes by
-	farewells atomic.Int32 // removals whose answer is not out yet
-	exit      exit
-	work      sync.WaitGroup
-	ctx       context.Context // of Run; workers end with it
+	cfg      Config
+	store    *store
+	raft     *consensus.Node
+	client   *http.Client // to the other nodes
+	local    *Local
+	observed *observed
+	loops    loops
+	basis    *basis // what this node goes by
+	leases   *leases
+	exit     exit
+	work     sync.WaitGroup
+	ctx      context.Context // of Run; workers end with it
 
 	mu        sync.Mutex
 	services  map[string]*service  // by provider id
 	consumers map[string]*consumer // by assignment
 }
 
-// exit is how a node goes out of the mesh.
+// exit is how nodes go out of the mesh.
 type exit struct {
-	leaving atomic.Bool                     // by itself, soon or since: it should have no vote
-	told    atomic.Pointer[raftfsm.Removal] // a member said that this node was removed
-	asked   atomic.Bool                     // every other member was asked once, since no leader was in sight
+	leaving   atomic.Bool                     // this one by itself, soon or since: it should have no vote and no seat
+	told      atomic.Pointer[raftfsm.Removal] // a member said that this node was removed
+	farewells atomic.Int32                    // removals whose answer is not out yet
+	asked     atomic.Bool                     // every other member was asked once, since no leader was in sight
 }
 
 // loops are the pokes of a Peer's loops.
@@ -156,7 +164,7 @@ type loops struct {
 func New(cfg Config) (*Peer, error) {
 	n := &Peer{
 		cfg: cfg, store: newStore(), local: cfg.Local, client: newClient(cfg.Network), loops: loops{make(chan struct{}, 1), make(chan struct{}, 1), make(chan struct{}, 1)},
-		basis:    newBasis(),
+		basis: newBasis(), leases: newLeases(cfg.Clock, cfg.Lock),
 		services: map[string]*service{}, consumers: map[string]*consumer{},
 	}
 	n.observed = newObserved(func() { poke(n.loops.report) })
@@ -192,9 +200,22 @@ func (n *Peer) Poke() { poke(n.loops.reconcile) }
 // without. Processes go on running, but for those of a node that was removed: see
 // RemovedError.
 func (n *Peer) Run(ctx context.Context) error {
-	group, ctx := errgroup.WithContext(ctx)
+	told := ctx // that it is to stop
+	group, ctx := errgroup.WithContext(context.WithoutCancel(told))
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
 	n.ctx = ctx
 	defer n.close()
+	// A node that is told to stop lets go of its seats while it can still say so.
+	group.Go(func() error {
+		select {
+		case <-told.Done():
+			n.endLease()
+			stop()
+		case <-ctx.Done():
+		}
+		return nil
+	})
 	group.Go(func() error { return n.raft.Run(ctx) })
 	group.Go(func() error { return n.serve(ctx) })
 	group.Go(func() error { return n.listen(ctx) })
@@ -202,6 +223,7 @@ func (n *Peer) Run(ctx context.Context) error {
 	group.Go(func() error { return n.reporting(ctx) })
 	group.Go(func() error { return n.announce(ctx) })
 	group.Go(func() error { return n.standing(ctx) })
+	group.Go(func() error { return n.renewing(ctx) })
 	return group.Wait()
 }
 

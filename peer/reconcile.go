@@ -119,7 +119,7 @@ func (n *Peer) keepSecrets(sealed string) {
 func (n *Peer) keepMembers(f facts) {
 	for _, id := range f.removed {
 		f.members[id] = gone
-		if n.farewells.Load() == 0 {
+		if n.exit.farewells.Load() == 0 {
 			n.cfg.Host.Expel(id)
 		}
 	}

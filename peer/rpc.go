@@ -41,6 +41,10 @@ func (n *Peer) serve(ctx context.Context) error {
 	peers.HandleFunc("GET "+pathIndex, n.serveIndex)
 	peers.HandleFunc("GET "+pathDetail, n.serveDetail)
 	peers.HandleFunc("GET "+pathLogs, n.serveLogs)
+	peers.HandleFunc("POST "+pathRenew, answerTo(n.grant))
+	peers.HandleFunc("POST "+pathRelease, answerTo(n.letGo))
+	peers.HandleFunc("POST "+pathEvidence, answerTo(n.testify))
+	peers.HandleFunc("POST "+pathEnd, answerTo(n.ended))
 	joins := http.NewServeMux()
 	joins.HandleFunc("POST "+pathJoin, n.serveJoin)
 	joins.HandleFunc("GET "+pathStanding, n.serveStanding)
@@ -147,7 +151,7 @@ func (n *Peer) serveApply(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if _, ok := e.Command.(raftfsm.RemoveNode); ok {
-		n.farewells.Add(1)
+		n.exit.farewells.Add(1)
 		defer n.farewell(w)
 	}
 	result, err := n.commitHere(r.Context(), e.Command, entry)
@@ -181,7 +185,7 @@ func respondOr(w http.ResponseWriter, result any, err error) {
 // one that asked may be the one that was removed.
 func (n *Peer) farewell(w http.ResponseWriter) {
 	_ = http.NewResponseController(w).Flush() // the other end is gone if this fails
-	n.farewells.Add(-1)
+	n.exit.farewells.Add(-1)
 	n.Poke()
 }
 

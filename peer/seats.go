@@ -33,10 +33,11 @@ func (n *Peer) layout(s *raftfsm.State, d raftfsm.Desired) (bus.Layout, error) {
 		l.Directory.Nodes[m.Name] = directory(there)
 	}
 	for seat, name := range d.Holders {
-		l.Directory.Seats[seat] = bus.Seat{Verbs: name.Verbs, Holder: bus.Holder{Node: name.Node, Assignment: name.Assignment, Epoch: name.Epoch}}
-		if name.Node == "" {
-			l.Directory.Seats[seat] = bus.Seat{Verbs: name.Verbs}
+		to := bus.Seat{Verbs: name.Verbs, Dark: name.Dark}
+		if name.Node != "" {
+			to.Holder = bus.Holder{Node: name.Node, Assignment: name.Assignment, Epoch: name.Epoch}
 		}
+		l.Directory.Seats[seat] = to
 	}
 	for _, g := range d.Grants {
 		public, _, err := n.local.busKey(g.Assignment)
@@ -50,14 +51,14 @@ func (n *Peer) layout(s *raftfsm.State, d raftfsm.Desired) (bus.Layout, error) {
 		l.Modules = append(l.Modules, m)
 	}
 	for _, seat := range d.Seats {
-		scope := bus.ScopeNode
-		if seat.Scope == raftfsm.ScopeMesh {
-			scope = bus.ScopeMesh
-		}
-		l.Services = append(l.Services, bus.Service{
-			Scope: scope, Seat: seat.Seat, Assignment: seat.Assignment, Verbs: sortedKeys(seat.Verbs), Epoch: seat.Epoch,
+		svc := bus.Service{
+			Scope: bus.ScopeNode, Seat: seat.Seat, Assignment: seat.Assignment, Verbs: sortedKeys(seat.Verbs), Epoch: seat.Epoch,
 			Handler: n.handler(seat.Assignment, seat.Verbs),
-		})
+		}
+		if seat.Scope == raftfsm.ScopeMesh {
+			svc.Scope, svc.Gate = bus.ScopeMesh, n.leases.gate
+		}
+		l.Services = append(l.Services, svc)
 	}
 	for _, t := range d.Tools {
 		l.Services = append(l.Services, bus.Service{

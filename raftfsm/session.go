@@ -222,3 +222,19 @@ func (s *State) dark(seat Seat) string {
 	}
 	return fmt.Sprintf("no holder is named yet; %s could be", few(claimants))
 }
+
+// ClaimsOn reports whether an assignment on the node claims a mesh seat: the node
+// may be named for it, and needs a lease.
+func (s *State) ClaimsOn(node string) bool {
+	for _, a := range s.Assignments {
+		if a.Node != node {
+			continue
+		}
+		for _, seat := range s.Modules[a.Module].Claims {
+			if s.Seats[seat].Scope == ScopeMesh {
+				return true
+			}
+		}
+	}
+	return false
+}

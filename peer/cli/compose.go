@@ -20,6 +20,7 @@ import (
 	"meshd/peer/api"
 	"meshd/peer/consensus"
 	"meshd/peer/identity"
+	"meshd/peer/lease"
 	"meshd/peer/manifest"
 	"meshd/peer/network"
 	"meshd/peer/supervise"
@@ -207,7 +208,7 @@ func (n *node) openBus(ctx context.Context, c *closers) error {
 	}
 	n.bus, err = bus.Start(ctx, bus.Config{
 		Mesh: n.Mesh, NodeID: n.keys.NodeID(), NodeName: n.Name, ClientPort: port,
-		RouteAddr: n.listen(n.RoutePort), RouteTLS: n.creds.Route(), Log: n.log.With("part", "bus"),
+		RouteAddr: n.listen(n.RoutePort), RouteTLS: n.creds.Route(), Log: n.log.With("part", "bus"), Clock: lease.Boottime,
 	})
 	if err != nil {
 		return err
@@ -277,7 +278,7 @@ func (n *node) openPeer(*closers) error {
 		BindingRoot: n.bindings(), Keys: n.keys, Local: n.local, Network: n.port,
 		Raft: consensus.Config{Node: n.keys.NodeID(), Streams: n.port, Disk: disk, Timing: consensus.LAN(), Log: n.log.With("part", "raft")},
 		Bus:  n.bus, Surveyor: n.bus, Processes: n.procs, Kinds: n.kinds(), Members: n.members,
-		Host: n, Render: manifest.Render, Log: n.log.With("part", "peer"),
+		Host: n, Render: manifest.Render, Log: n.log.With("part", "peer"), Clock: lease.Boottime, Lock: disk.Lock(),
 	})
 	if err != nil {
 		return err

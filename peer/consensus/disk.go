@@ -1,11 +1,13 @@
 package consensus
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"syscall"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -28,7 +30,29 @@ type Disk struct {
 	stable    raft.StableStore
 	snapshots raft.SnapshotStore
 	mark      *mark
+	lock      string
 	close     func() error
+}
+
+// Lock names the exclusive lock that an open Disk holds until its process ends: of this machine, and of
+// this file. Who holds a lock of that name later proves that this process is dead. A copy of the
+// directory has another name, and so has one on another machine.
+func (d *Disk) Lock() string { return d.lock }
+
+// lockName names the lock of a file that is open.
+func lockName(path string) (string, error) {
+	var st syscall.Stat_t
+	if err := syscall.Stat(path, &st); err != nil {
+		return "", fmt.Errorf("name the lock of %s: %w", path, err)
+	}
+	// machine-id(5) survives a boot. Where there is none, as in some containers, a boot has a name of
+	// its own, and after one an old lease is waited out.
+	for _, path := range []string{"/etc/machine-id", "/proc/sys/kernel/random/boot_id"} {
+		if id, err := os.ReadFile(path); err == nil && len(bytes.TrimSpace(id)) > 0 {
+			return fmt.Sprintf("%s:%d:%d", bytes.TrimSpace(id), st.Dev, st.Ino), nil
+		}
+	}
+	return "", fmt.Errorf("name the lock of %s: this machine has neither /etc/machine-id nor a boot id", path)
 }
 
 // OpenDisk opens or makes the files of a node in a directory of its own, mode 0700: raft.db (bbolt,
@@ -59,11 +83,15 @@ func OpenDisk(dir string, log *slog.Logger) (*Disk, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("open snapshots in %s: %w", dir, err), db.Close())
 	}
+	lock, err := lockName(path)
+	if err != nil {
+		return nil, errors.Join(err, db.Close())
+	}
 	m, err := openMark(filepath.Join(dir, "mark"), log)
 	if err != nil {
 		return nil, errors.Join(err, db.Close())
 	}
-	return &Disk{logs: db, stable: db, snapshots: snapshots, mark: m, close: func() error {
+	return &Disk{logs: db, stable: db, snapshots: snapshots, mark: m, lock: lock, close: func() error {
 		return errors.Join(m.close(), db.Close())
 	}}, nil
 }
@@ -77,6 +105,7 @@ func MemoryDisk() *Disk {
 		stable:    db,
 		snapshots: raft.NewInmemSnapshotStore(),
 		mark:      &mark{},
+		lock:      fmt.Sprintf("memory:%p", db),
 		close:     func() error { return nil },
 	}
 }

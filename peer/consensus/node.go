@@ -91,6 +91,7 @@ type Node struct {
 	record record
 	slots  chan struct{} // a place for each proposal under way
 	news   chan struct{} // pokes spread: something was committed here
+	hurry  chan struct{} // pokes beat: somebody waits for a proof
 	stop   func() raft.Future
 
 	closing   chan struct{}
@@ -120,6 +121,7 @@ func open(cfg Config) (*Node, error) {
 		driver:  newDriver(cfg.Machine, cfg.Disk),
 		slots:   make(chan struct{}, inFlight),
 		news:    make(chan struct{}, 1),
+		hurry:   make(chan struct{}, 1),
 		closing: make(chan struct{}),
 	}
 	logger := newLogger(cfg.Log)
@@ -184,7 +186,7 @@ func (n *Node) standAlone() {
 
 // replicates reports whether this node leads in a term and has the peer in its newest configuration.
 func (n *Node) replicates(id raft.ServerID, term uint64) bool {
-	if n.raft.State() != raft.Leader || n.raft.CurrentTerm() != term {
+	if !n.Leads(term) {
 		return false
 	}
 	servers, _ := n.Servers()
@@ -287,6 +289,7 @@ func (n *Node) lead(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	var spreading sync.WaitGroup
 	spreading.Go(func() { n.spread(ctx) })
+	spreading.Go(func() { n.beat(ctx) })
 	defer spreading.Wait()
 	defer cancel()
 	n.cfg.Lead(ctx, term)
@@ -309,6 +312,27 @@ func (n *Node) spread(ctx context.Context) {
 		}
 		if err := n.Barrier(ctx); err != nil && ctx.Err() == nil {
 			n.cfg.Log.Debug("followers hear of a commit a little later", "err", err)
+		}
+	}
+}
+
+// beatPause is the least time between two heartbeats that are hurried: one serves all who wait.
+const beatPause = 20 * time.Millisecond
+
+// beat sends heartbeats at once when somebody waits for a proof. The library's verdict on the leadership
+// is not used: it counts learners, and answers to questions of before.
+func (n *Node) beat(ctx context.Context) {
+	for {
+		select {
+		case <-n.hurry:
+		case <-ctx.Done():
+			return
+		}
+		n.raft.VerifyLeader()
+		select {
+		case <-time.After(beatPause):
+		case <-ctx.Done():
+			return
 		}
 	}
 }
@@ -450,6 +474,41 @@ func (n *Node) AckedSince(term uint64, t time.Time) bool {
 	}
 	return voters > 0 && acked >= voters/2+1
 }
+
+// Prove returns nil once AckedSince, and an error when this node does not lead in the term any more or
+// when ctx ends. It waits for the next heartbeat, or hurries it.
+func (n *Node) Prove(ctx context.Context, term uint64, t time.Time, hurry bool) error {
+	for {
+		next := n.tap.nextAck()
+		switch {
+		case !n.Leads(term):
+			return fmt.Errorf("prove the leadership of term %d: %w", term, &NotLeaderError{})
+		case n.AckedSince(term, t):
+			return nil
+		case hurry:
+			select {
+			case n.hurry <- struct{}{}:
+			default:
+			}
+		}
+		select {
+		case <-next:
+		case <-ctx.Done():
+			return fmt.Errorf("prove the leadership of term %d: no majority of voters answered: %w", term, ctx.Err())
+		case <-n.closing:
+			return ErrClosed
+		}
+	}
+}
+
+// Leads reports whether this node believes to lead in a term. It is no proof of it to others.
+func (n *Node) Leads(term uint64) bool {
+	return n.raft.State() == raft.Leader && n.raft.CurrentTerm() == term
+}
+
+// LeadingSince is when this node sent the first append of a term, or now if it sent none: not before it
+// was elected in it.
+func (n *Node) LeadingSince(term uint64) time.Time { return n.tap.leadingSince(term) }
 
 // LastAppendBefore is when this node last received an append of a term before the given one: until
 // then it may have vouched for a leader of such a term. It errs to the later side, and after a

@@ -136,10 +136,11 @@ type tap struct {
 	prevAt   time.Time // receipt of the newest in any term before
 }
 
-// holds is what failed appends wait for.
+// holds is what calls of the tap wait for.
 type holds struct {
 	wanted  func(id raft.ServerID, term uint64) bool // see Node.replicates; nil before serve
 	awaited map[raft.ServerID]chan struct{}          // closed when the peer is heard
+	acks    chan struct{}                            // closed at the next acknowledgement; nil when nobody waits
 }
 
 var (
@@ -320,6 +321,10 @@ func (x *tap) AppendEntries(id raft.ServerID, to raft.ServerAddress, req *raft.A
 	if sent.After(c.acked) {
 		c.acked = sent
 	}
+	if x.holds.acks != nil {
+		close(x.holds.acks)
+		x.holds.acks = nil
+	}
 	// A heartbeat names no entry and proves nothing about the log.
 	c.matched = max(c.matched, req.PrevLogEntry+uint64(len(req.Entries)))
 	x.peers[id] = c
@@ -376,6 +381,16 @@ func (x *tap) ask(id raft.ServerID, rpc func() error) error {
 		}
 	}
 	return fmt.Errorf("ask %s for its vote: %w", id, err)
+}
+
+// nextAck is closed when a peer has acknowledged an append after this call.
+func (x *tap) nextAck() <-chan struct{} {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.holds.acks == nil {
+		x.holds.acks = make(chan struct{})
+	}
+	return x.holds.acks
 }
 
 // of returns what is known of a peer.
