@@ -18,6 +18,7 @@ import (
 	"meshd/gossip"
 	"meshd/peer/consensus"
 	"meshd/peer/identity"
+	"meshd/peer/lease"
 	"meshd/peer/manifest"
 	"meshd/peer/network"
 	"meshd/provision"
@@ -191,7 +192,7 @@ func (n *node) start() {
 		Self: n.member(), BindingRoot: n.bindings(), Keys: n.keys, Local: n.local, Network: n.net,
 		Raft: consensus.Config{Node: id, Streams: n.net, Disk: n.disk, Timing: n.timing, Log: quiet},
 		Bus:  n.bus, Surveyor: n.bus, Processes: n.procs, Kinds: provision.Kinds{n.kind}, Members: n, Host: n,
-		Render: manifest.Render, Log: quiet, Clock: func() time.Duration { return time.Since(start) }, Lock: n.disk.Lock(),
+		Render: manifest.Render, Log: quiet, Process: lease.Process{Clock: func() time.Duration { return time.Since(start) }, Lock: n.disk.Lock()},
 	})
 	n.must(err)
 	transport, err := network.Gossiping(n.net)

@@ -131,7 +131,7 @@ func TestASignalInPlaceOfARestart(t *testing.T) {
 	})
 }
 
-func TestASeatIsNamedOnceAndEveryBusSaysTheSame(t *testing.T) {
+func TestASeatMovesWithItsHoldersLossAloneAndEveryBusSaysTheSame(t *testing.T) {
 	inMesh(t, func(b *bed) {
 		lamp := raftfsm.Documents{
 			Seats:   []raftfsm.Seat{{Name: "lamp", Scope: raftfsm.ScopeMesh, Verbs: []string{"on"}}},
@@ -141,7 +141,8 @@ func TestASeatIsNamedOnceAndEveryBusSaysTheSame(t *testing.T) {
 		b.node("gamma").do(push(lamp))
 		b.eventually(10*time.Second, "a holder", func() bool { return b.node("alpha").state().Seats["lamp"].Holder != "" })
 		first := b.node("alpha").state().Seats["lamp"]
-		b.leader().kill()
+		dead := b.leader()
+		dead.kill()
 		time.Sleep(5 * time.Second)
 		for _, n := range b.nodes {
 			if !n.up() {
@@ -150,17 +151,24 @@ func TestASeatIsNamedOnceAndEveryBusSaysTheSame(t *testing.T) {
 		}
 		b.leader()
 		time.Sleep(time.Minute)
+		now := b.node("alpha").state().Seats["lamp"]
+		if moved := first.Holder == "lamp@"+dead.name; moved != (now.Holder != first.Holder) || moved != (now.Epoch > first.Epoch) {
+			b.Errorf("%s died: the seat went from %s, epoch %d, to %s, epoch %d", dead.name, first.Holder, first.Epoch, now.Holder, now.Epoch)
+		}
 		for _, n := range b.nodes {
-			if seat := n.state().Seats["lamp"]; seat.Holder != first.Holder || seat.Epoch != first.Epoch {
-				b.Errorf("another leader named %s, epoch %d, in the place of %s, epoch %d", seat.Holder, seat.Epoch, first.Holder, first.Epoch)
+			if seat := n.state().Seats["lamp"]; seat.Holder != now.Holder || seat.Epoch != now.Epoch {
+				b.Errorf("%s has %s, epoch %d, on record", n.name, seat.Holder, seat.Epoch)
 			}
 			l := n.bus.now()
-			if h := l.Directory.Seats["lamp"].Holder; h.Assignment != first.Holder || h.Epoch != first.Epoch {
+			if h := l.Directory.Seats["lamp"].Holder; h.Assignment != now.Holder || h.Epoch != now.Epoch {
 				b.Errorf("%s says that %v holds the seat", n.name, h)
+			}
+			if seats, _ := n.peer.leases.gate.Holding(); (len(seats) > 0) != (now.Holder == "lamp@"+n.name) {
+				b.Errorf("the gate of %s is open for %v", n.name, seats)
 			}
 			holds := slices.ContainsFunc(l.Services, func(s bus.Service) bool { return s.Scope == bus.ScopeMesh })
 			tools := slices.ContainsFunc(l.Services, func(s bus.Service) bool { return s.Scope == bus.ScopeTools })
-			if holds != (first.Holder == "lamp@"+n.name) || !tools || len(l.Peers) != 2 {
+			if holds != (now.Holder == "lamp@"+n.name) || !tools || len(l.Peers) != 2 {
 				b.Errorf("%s serves %+v to %d peers", n.name, l.Services, len(l.Peers))
 			}
 		}

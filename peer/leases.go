@@ -47,13 +47,11 @@ type leases struct {
 	asked    map[lease.Claim]time.Time // when their node was asked to
 }
 
-// newLeases takes lock, which names the lock of the data directory that this
-// process holds: a later holder of the same lock proves this one dead.
-func newLeases(clock lease.Clock, lock string) *leases {
+func newLeases(p lease.Process) *leases {
 	var life [8]byte
 	rand.Read(life[:])
 	return &leases{
-		gate: lease.NewGate(clock), incarnation: lock + "/" + hex.EncodeToString(life[:]), renew: make(chan struct{}, 1),
+		gate: lease.NewGate(p.Clock), incarnation: p.Lock + "/" + hex.EncodeToString(life[:]), renew: make(chan struct{}, 1),
 		released: map[lease.Claim]bool{}, asked: map[lease.Claim]time.Time{},
 	}
 }

@@ -109,13 +109,8 @@ type Config struct {
 	Kinds       provision.Kinds
 	Members     Members
 	Host        Host
+	Process     lease.Process // this one
 	Log         *slog.Logger
-
-	// Clock counts while the machine is suspended: see lease.Boottime.
-	Clock lease.Clock
-	// Lock names the exclusive lock of the data directory, which this process holds
-	// to its end: no other directory's has its name, on this machine or another.
-	Lock string
 
 	// Render fills in a template of an environment variable or an address.
 	Render func(template string, data map[string]map[string]string) (string, error)
@@ -164,7 +159,7 @@ type loops struct {
 func New(cfg Config) (*Peer, error) {
 	n := &Peer{
 		cfg: cfg, store: newStore(), local: cfg.Local, client: newClient(cfg.Network), loops: loops{make(chan struct{}, 1), make(chan struct{}, 1), make(chan struct{}, 1)},
-		basis: newBasis(), leases: newLeases(cfg.Clock, cfg.Lock),
+		basis: newBasis(), leases: newLeases(cfg.Process),
 		services: map[string]*service{}, consumers: map[string]*consumer{},
 	}
 	n.observed = newObserved(func() { poke(n.loops.report) })

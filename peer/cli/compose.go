@@ -278,7 +278,7 @@ func (n *node) openPeer(*closers) error {
 		BindingRoot: n.bindings(), Keys: n.keys, Local: n.local, Network: n.port,
 		Raft: consensus.Config{Node: n.keys.NodeID(), Streams: n.port, Disk: disk, Timing: consensus.LAN(), Log: n.log.With("part", "raft")},
 		Bus:  n.bus, Surveyor: n.bus, Processes: n.procs, Kinds: n.kinds(), Members: n.members,
-		Host: n, Render: manifest.Render, Log: n.log.With("part", "peer"), Clock: lease.Boottime, Lock: disk.Lock(),
+		Host: n, Render: manifest.Render, Log: n.log.With("part", "peer"), Process: lease.Process{Clock: lease.Boottime, Lock: disk.Lock()},
 	})
 	if err != nil {
 		return err

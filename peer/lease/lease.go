@@ -65,3 +65,12 @@ func Wait(ttl time.Duration) time.Duration {
 // Clock reads the time since some instant, on a clock that counts while the machine
 // is suspended and that nobody sets.
 type Clock func() time.Duration
+
+// Process is what proves things of one process.
+type Process struct {
+	Clock Clock
+	// Lock names the exclusive lock of the data directory that this process holds to
+	// its end. Whoever holds it later proves this process dead; no other directory's
+	// lock, on this machine or another, may have its name.
+	Lock string
+}
