@@ -72,7 +72,7 @@ func TestAStartWaitsForASlowMachineAndNotForAnEndedOne(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	conf, _ := m.ca.issue(t, "id-beta")
-	_, err = Start(ctx, Config{Mesh: "m", NodeID: "id-beta", NodeName: "beta", RouteAddr: "127.0.0.1:0", RouteTLS: conf, Log: slog.New(&lines{})})
+	_, err = Start(ctx, Config{Mesh: "m", NodeID: "id-beta", NodeName: "beta", RouteAddr: "127.0.0.1:0", RouteTLS: conf, Log: slog.New(&lines{}), Clock: monotonic})
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("a start that is called off: %v", err)
 	}

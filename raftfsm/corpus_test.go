@@ -43,7 +43,7 @@ func corpus(t *testing.T) map[string][]Entry {
 	sessions.open("alpha")
 	sessions.ok("alpha", Hold{Seat: "store", Assignment: "pg-main", IfEpoch: sessions.Seats["store"].Epoch, Released: sessions.Seats["store"].Epoch})
 	sessions.ok("alpha", Remove{WhatSeat, "store"})
-	sessions.ok("beta", RemoveNode{ID: id("beta")})
+	sessions.ok("beta", removal(sessions.State, "beta"))
 
 	parts := newBed(t, "alpha", "beta")
 	parts.ok("alpha", PushPart{"p", 0, push(pg(), fullModule()).Documents})

@@ -182,9 +182,12 @@ func TestWhateverTakesASeatKeepsTheClaim(t *testing.T) {
 		"its module is removed":     Remove{WhatModule, "lamp"},
 		"the seat is removed":       Remove{WhatSeat, "lamp"},
 		"the seat is a node's":      push(Seat{Name: "lamp", Scope: ScopeNode}),
-		"its node is removed":       RemoveNode{ID: id("alpha")},
+		"its node is removed":       RemoveNode{},
 	} {
 		b, alpha, beta, epoch := lamps(t)
+		if _, gone := change.(RemoveNode); gone {
+			change = removal(b.State, "alpha")
+		}
 		b.ok("beta", change)
 		who := "node alpha"
 		if !has(b.Nodes, id("alpha")) {
@@ -370,7 +373,7 @@ func turn(r *rand.Rand, s *State) Command {
 		return push(Seat{Name: seat, Scope: ScopeNode})
 	case 4:
 		if node != "alpha" && r.IntN(5) == 0 {
-			return RemoveNode{ID: id(node)}
+			return removal(s, node)
 		}
 		fallthrough
 	case 5:
