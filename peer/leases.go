@@ -33,6 +33,10 @@ const (
 	drain = 50 * time.Millisecond
 	// endWithin bounds what a node that stops does for its seats.
 	endWithin = time.Second
+	// farewell is how long nobody must have asked a node that stops for a seat: an
+	// entry reaches those who call within some heartbeats of the log. A call that is
+	// on its way when the bus closes is lost, and nobody can tell whether it has run.
+	farewell = 100 * time.Millisecond
 )
 
 // leases are this node's part in them: as the holder of one, and as a leader.
@@ -66,13 +70,13 @@ type renewal struct {
 
 // renewing keeps this node's lease while it has claims to mesh seats. What the log
 // has granted just now is fetched at once.
-func (n *Peer) renewing(ctx context.Context) error {
+func (n *Peer) renewing(ctx context.Context) {
 	for {
 		changed := n.store.watch()
 		named, claims := n.namedFor()
 		if !claims {
 			if await(ctx, everythingEvery, changed, nil) != nil {
-				return nil
+				return
 			}
 			continue
 		}
@@ -86,7 +90,7 @@ func (n *Peer) renewing(ctx context.Context) error {
 				break
 			}
 			if await(ctx, time.Until(due), changed, n.leases.renew) != nil {
-				return nil
+				return
 			}
 		}
 	}
@@ -260,7 +264,7 @@ func (n *Peer) noteReleased(session uint64, released map[string]uint64) {
 }
 
 // endLease lets go of everything, in a node that stops, and has the leader name
-// others at once.
+// others at once. It tells those who still ask here that they should ask again.
 func (n *Peer) endLease() {
 	ctx, cancel := context.WithTimeout(context.Background(), endWithin)
 	defer cancel()
@@ -275,4 +279,5 @@ func (n *Peer) endLease() {
 	if err := n.withLeader(ctx, pathEnd, ask, &ended, func() (err error) { _, err = n.ended(ctx, n.id(), ask); return err }); err != nil {
 		n.cfg.Log.Info("the lease of this node runs out by itself", "why", err)
 	}
+	n.leases.gate.Quiet(ctx, farewell)
 }

@@ -201,13 +201,16 @@ func (n *Peer) Run(ctx context.Context) error {
 	defer stop()
 	n.ctx = ctx
 	defer n.close()
-	// A node that is told to stop lets go of its seats while it can still say so.
+	// A node that is told to stop renews no more, so that nothing more is granted to it,
+	// and lets go of its seats while it can still say so.
+	holding, cease := context.WithCancel(ctx)
+	defer context.AfterFunc(told, cease)()
 	group.Go(func() error {
-		select {
-		case <-told.Done():
+		defer cease()
+		n.renewing(holding)
+		if ctx.Err() == nil {
 			n.endLease()
 			stop()
-		case <-ctx.Done():
 		}
 		return nil
 	})
@@ -218,7 +221,6 @@ func (n *Peer) Run(ctx context.Context) error {
 	group.Go(func() error { return n.reporting(ctx) })
 	group.Go(func() error { return n.announce(ctx) })
 	group.Go(func() error { return n.standing(ctx) })
-	group.Go(func() error { return n.renewing(ctx) })
 	return group.Wait()
 }
 

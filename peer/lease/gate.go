@@ -41,6 +41,7 @@ type Gate struct {
 	released map[string]uint64 // highest epoch by seat that was let go of, for the life of the process
 	inside   map[string]int    // calls by seat
 	left     chan struct{}     // closed when a call has left, then replaced
+	turned   time.Duration     // by now: when a call was turned away last
 }
 
 // NewGate returns a gate that is shut.
@@ -124,6 +125,11 @@ func (g *Gate) Enter(seat string) (epoch uint64, leave func() (left time.Duratio
 	defer g.mu.Unlock()
 	epoch, ok := g.granted[seat]
 	now := g.now()
+	defer func() {
+		if err != nil {
+			g.turned = now
+		}
+	}()
 	switch {
 	case g.session == 0:
 		return 0, nil, fmt.Errorf("no leader has granted this node a lease since it started")
@@ -135,6 +141,24 @@ func (g *Gate) Enter(seat string) (epoch uint64, leave func() (left time.Duratio
 	}
 	g.inside[seat]++
 	return epoch, func() (time.Duration, error) { return g.leave(seat, epoch) }, nil
+}
+
+// Quiet returns when no call has been turned away for so long, or with ctx: those who
+// would have asked here have learnt whom to ask.
+func (g *Gate) Quiet(ctx context.Context, long time.Duration) {
+	began := g.now()
+	for ctx.Err() == nil {
+		g.mu.Lock()
+		rest := max(g.turned, began) + long - g.now()
+		g.mu.Unlock()
+		if rest <= 0 {
+			return
+		}
+		select {
+		case <-time.After(rest):
+		case <-ctx.Done():
+		}
+	}
 }
 
 func (g *Gate) leave(seat string, epoch uint64) (time.Duration, error) {

@@ -159,3 +159,29 @@ func TestBoottimeGoesOn(t *testing.T) {
 		t.Errorf("%v and then %v", a, b)
 	}
 }
+
+func TestQuietIsSoLongAfterTheLastCallThatWasTurnedAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		g := NewGate(func() time.Duration { return time.Since(began) })
+		go func() {
+			for range 5 {
+				time.Sleep(60 * time.Millisecond)
+				if _, _, err := g.Enter("store"); err == nil {
+					t.Error("a gate that is shut admits a call")
+				}
+			}
+		}()
+		g.Quiet(t.Context(), 100*time.Millisecond)
+		if took := time.Since(began); took != 400*time.Millisecond {
+			t.Errorf("the last call was turned away after 300 ms, and it was quiet after %v", took)
+		}
+
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		g.Quiet(ctx, time.Hour)
+		if took := time.Since(began); took != 1400*time.Millisecond {
+			t.Errorf("the wait was bounded by 1 s, and took %v", took-400*time.Millisecond)
+		}
+	})
+}
