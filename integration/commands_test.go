@@ -45,6 +45,7 @@ type stage struct {
 	mesh    *Mesh
 	servers map[string]*pgtest.Server
 	code    int // exit code of the last command on a node
+	loop    *loop
 }
 
 type stageKey struct{}
@@ -64,6 +65,9 @@ func (s *stage) close() {
 		}
 	}
 	errs := []error{s.mesh.Close()}
+	if s.loop != nil {
+		s.loop.end()
+	}
 	for _, server := range s.servers {
 		errs = append(errs, server.Close())
 	}
@@ -104,6 +108,12 @@ type command func(ctx context.Context, s *stage, ts *testscript.TestScript, args
 //	                              print a file that was delivered
 //	calls N NODE TARGET           call N times through the node, and print how often each
 //	                              node answered what
+//	calling NODE TARGET           begin to call through the node, again and again
+//	called                        end that, and print how often each node answered; it
+//	                              fails if a call did
+//	leader                        print the node that leads
+//	holder SEAT                   print the node that answers a seat
+//	another NODE...               print a node that runs and is none of these
 //
 // A ! in front means that it must fail.
 func commands() map[string]func(*testscript.TestScript, bool, []string) {
@@ -112,6 +122,7 @@ func commands() map[string]func(*testscript.TestScript, bool, []string) {
 		"kill-node": each((*Node).Kill), "stop-node": each((*Node).Stop), "start-node": start,
 		"postgres": postgres, "sql": sql, "login": login, "expand": expand, "let": let,
 		"pid": pid, "end": end, "delivered": delivered, "calls": calls,
+		"calling": calling, "called": called, "leader": leader, "holder": holder, "another": another,
 	}
 	out := map[string]func(*testscript.TestScript, bool, []string){}
 	for name, run := range all {
