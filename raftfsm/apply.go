@@ -101,6 +101,8 @@ func (t *tx) apply(c Command) *Rejection {
 		return t.openSession(c)
 	case CloseSession:
 		return t.closeSession(c)
+	case MoveSeat:
+		return t.moveSeat(c)
 	}
 	return reject("unknown-command", "", fmt.Sprintf("%T is no command that this meshd knows", c), "run a newer meshd")
 }

@@ -178,6 +178,14 @@ type CloseSession struct {
 	Moves   map[string]string `json:",omitempty"` // seat -> the assignment that takes over, if its node has a session by then
 }
 
+// MoveSeat names the claimant that should hold a mesh seat, as a push with holder:
+// does; the leader hands over. It is refused where that one could not answer now.
+type MoveSeat struct {
+	Seat       string
+	Node       string // name, of the node that has the claimant
+	Assignment string `json:",omitempty"` // which of its claimants; "" is the only one
+}
+
 func (Init) name() string         { return "init" }
 func (AddToken) name() string     { return "token" }
 func (Admit) name() string        { return "admit" }
@@ -190,3 +198,4 @@ func (NodeReport) name() string   { return "report" }
 func (Hold) name() string         { return "hold" }
 func (OpenSession) name() string  { return "session-open" }
 func (CloseSession) name() string { return "session-close" }
+func (MoveSeat) name() string     { return "seat-move" }

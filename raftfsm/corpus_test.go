@@ -45,12 +45,20 @@ func corpus(t *testing.T) map[string][]Entry {
 	sessions.ok("alpha", Remove{WhatSeat, "store"})
 	sessions.ok("beta", removal(sessions.State, "beta"))
 
+	moved, _, _, _ := lamps(t)
+	moved.apply("beta", MoveSeat{Seat: "lamp", Node: "alpha"})
+	moved.apply("beta", MoveSeat{Seat: "lamp", Node: "gamma"})
+	moved.ok("beta", MoveSeat{Seat: "lamp", Node: "alpha", Assignment: "lamp-z"})
+	moved.ok("alpha", hold(moved, "lamp", "lamp-z", 0))
+	moved.ok("beta", MoveSeat{Seat: "lamp", Node: "beta"})
+	moved.ok("alpha", hold(moved, "lamp", "lamp-b", moved.Seats["lamp"].Epoch))
+
 	parts := newBed(t, "alpha", "beta")
 	parts.ok("alpha", PushPart{"p", 0, push(pg(), fullModule()).Documents})
 	parts.ok("alpha", PushPart{"p", 1, push(on("pg", "alpha", as("pg-main"), deflt(pgKind), exclusive)).Documents})
 	parts.ok("alpha", Push{ID: "p", Parts: 2})
 	parts.ok("alpha", PushPart{"open", 0, push(pg()).Documents})
-	return map[string][]Entry{"every-command": every.log, "life": life.log, "sessions": sessions.log, "parts": parts.log}
+	return map[string][]Entry{"every-command": every.log, "life": life.log, "sessions": sessions.log, "moved": moved.log, "parts": parts.log}
 }
 
 func TestCorpus(t *testing.T) {

@@ -168,7 +168,7 @@ func (s *State) Desired(id string) Desired {
 
 func (s *State) desiredSeat(d *Desired, seat Seat, id string, here []string) {
 	if seat.Scope == ScopeMesh {
-		holder := Holder{Epoch: seat.Epoch, Verbs: seat.Verbs, Dark: s.dark(seat)}
+		holder := Holder{Epoch: seat.Epoch, Verbs: seat.Verbs, Dark: s.Dark(seat)}
 		if a, ok := s.Assignments[seat.Holder]; ok {
 			holder.Node, holder.Assignment = s.NodeName(a.Node), a.Name
 			if a.Node == id {

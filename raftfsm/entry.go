@@ -79,6 +79,8 @@ func command(name string, raw []byte) (Command, error) {
 		return body[OpenSession](raw)
 	case CloseSession{}.name():
 		return body[CloseSession](raw)
+	case MoveSeat{}.name():
+		return body[MoveSeat](raw)
 	}
 	return nil, errors.New("unknown command")
 }

@@ -37,6 +37,7 @@ func everyCommand() []Command {
 		Hold{"store", "pg-main", 9, 7},
 		OpenSession{"id-alpha", "run-1", time.Second},
 		CloseSession{"id-alpha", 9, map[string]string{"store": "pg-apps"}},
+		MoveSeat{"store", "alpha", "pg-main"},
 	}
 }
 

@@ -147,7 +147,7 @@ func (s *source) report(state *State) NodeReport {
 }
 
 func (s *source) command(state *State) Command {
-	switch s.n(18) {
+	switch s.n(20) {
 	case 0:
 		return Remove{What: s.of(WhatModule, WhatAssignment, WhatSeat), Name: s.of(s.module(), s.seat(), s.assignment())}
 	case 1, 13, 14:
@@ -171,6 +171,13 @@ func (s *source) command(state *State) Command {
 		return s.report(state)
 	case 10, 11, 12:
 		return s.session(state)
+	case 18, 19:
+		m := MoveSeat{Seat: s.seat(), Node: s.node()}
+		if claimants := state.Claimants(m.Seat); len(claimants) > 0 && s.n(4) > 0 {
+			m.Assignment = claimants[s.n(len(claimants))]
+			m.Node = state.NodeName(state.Assignments[m.Assignment].Node)
+		}
+		return m
 	}
 	return Push{Documents: s.documents(), Pending: s.yes()}
 }

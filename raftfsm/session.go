@@ -196,9 +196,9 @@ func (t *tx) unfit(seat Seat, to string) string {
 	return ""
 }
 
-// dark says why nobody may answer the mesh seat; it is empty when its holder
+// Dark says why nobody may answer the mesh seat; it is empty when its holder
 // may.
-func (s *State) dark(seat Seat) string {
+func (s *State) Dark(seat Seat) string {
 	if seat.Session != 0 {
 		return ""
 	}
