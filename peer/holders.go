@@ -38,14 +38,14 @@ func (n *Peer) takeOver(ctx context.Context, term uint64) *grants {
 	if vouched.IsZero() || vouched.After(elected) {
 		vouched = elected
 	}
-	ttl := n.cfg.Raft.Timing.Lease
+	open := map[uint64]time.Duration{}
 	n.store.view(func(s *raftfsm.State) {
 		for _, session := range s.Sessions {
-			ttl = max(ttl, session.TTL)
+			open[session.ID] = session.TTL
 		}
 	})
 	n.leases.forget()
-	n.leases.table.Lead(term, vouched, ttl)
+	n.leases.table.Lead(term, vouched, open)
 	return &grants{Peer: n, term: term, refused: map[raftfsm.Hold]uint64{}}
 }
 
@@ -122,7 +122,7 @@ func (g *grants) keepSeats(ctx context.Context) (again time.Duration) {
 	}
 	f := g.facts()
 	for _, node := range sortedKeys(f.state.Sessions) {
-		if s := f.state.Sessions[node]; g.leases.table.Close(g.term, s.ID, now) {
+		if s := f.state.Sessions[node]; g.leases.table.Close(g.term, s.ID, s.TTL, now) {
 			g.close(ctx, node, s.ID, f.moves(s.ID))
 			f = g.facts()
 		}

@@ -44,7 +44,6 @@ type leases struct {
 	gate        *lease.Gate
 	table       lease.Table
 	incarnation string // of this process: see raftfsm.Session
-	renew       chan struct{}
 
 	mu       sync.Mutex
 	released map[lease.Claim]bool      // their node has let go of them
@@ -55,7 +54,7 @@ func newLeases(p lease.Process) *leases {
 	var life [8]byte
 	rand.Read(life[:])
 	return &leases{
-		gate: lease.NewGate(p.Clock), incarnation: p.Lock + "/" + hex.EncodeToString(life[:]), renew: make(chan struct{}, 1),
+		gate: lease.NewGate(p.Clock), incarnation: p.Lock + "/" + hex.EncodeToString(life[:]),
 		released: map[lease.Claim]bool{}, asked: map[lease.Claim]time.Time{},
 	}
 }
@@ -89,7 +88,7 @@ func (n *Peer) renewing(ctx context.Context) {
 			if now, _ := n.namedFor(); !maps.Equal(now, named) {
 				break
 			}
-			if await(ctx, time.Until(due), changed, n.leases.renew) != nil {
+			if await(ctx, time.Until(due), changed, nil) != nil {
 				return
 			}
 		}
@@ -230,7 +229,7 @@ func (n *Peer) session(ctx context.Context, term uint64, node, incarnation strin
 	switch {
 	case was && old.Incarnation == incarnation:
 		return old, nil
-	case was && lockOf(old.Incarnation) != lockOf(incarnation) && !n.leases.table.Close(term, old.ID, time.Now()):
+	case was && lockOf(old.Incarnation) != lockOf(incarnation) && !n.leases.table.Close(term, old.ID, old.TTL, time.Now()):
 		return raftfsm.Session{}, fmt.Errorf("another process of node %s may have its lease, with a data directory that is not this one: it is waited out", node)
 	}
 	result, err := n.Propose(ctx, Meshd, raftfsm.OpenSession{Node: node, Incarnation: incarnation, TTL: n.cfg.Raft.Timing.Lease})

@@ -31,7 +31,7 @@ type Claim struct {
 type Table struct {
 	mu      sync.Mutex
 	term    uint64               // in which this node grants, 0 for none
-	floor   time.Time            // until then anything may be held that a predecessor granted
+	floor   time.Time            // until then a predecessor may have listed anything to anybody
 	until   map[uint64]time.Time // by session: it may have a lease until then
 	seen    map[uint64]time.Time // by session: newest renewal in this term
 	closing map[uint64]bool      // by session, for the rest of the term
@@ -41,13 +41,17 @@ type Table struct {
 }
 
 // Lead begins to grant in a term. Until vouched another leader may have granted
-// leases; ttl is the longest of the open sessions.
-func (t *Table) Lead(term uint64, vouched time.Time, ttl time.Duration) {
+// leases; open are the sessions that are open, with the time that theirs last.
+func (t *Table) Lead(term uint64, vouched time.Time, open map[uint64]time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.term, t.floor = term, vouched.Add(Wait(ttl))
+	t.term, t.floor = term, time.Time{}
 	t.until, t.seen, t.closing = map[uint64]time.Time{}, map[uint64]time.Time{}, map[uint64]bool{}
 	t.listed, t.held = map[Claim]time.Time{}, map[string]bool{}
+	for session, ttl := range open {
+		t.until[session] = vouched.Add(Wait(ttl))
+		t.floor = later(t.floor, t.until[session])
+	}
 }
 
 // Stop ends the granting.
@@ -117,11 +121,21 @@ func (t *Table) List(term, session uint64, arrived time.Time, ttl time.Duration,
 }
 
 // Close decides that a session is to be closed if its lease cannot be valid any
-// more. It is final for the term: no renewal of it is confirmed from then on.
-func (t *Table) Close(term, session uint64, now time.Time) bool {
+// more. It is final for the term: no renewal of it is confirmed from then on. One
+// that was opened in this term, and has not been renewed yet, gets the time of a
+// lease to do so.
+func (t *Table) Close(term, session uint64, ttl time.Duration, now time.Time) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.term != term || !now.After(t.floor) || !now.After(t.until[session]) {
+	if t.term != term {
+		return false
+	}
+	until, known := t.until[session]
+	if !known {
+		until = now.Add(Wait(ttl))
+		t.until[session] = until
+	}
+	if !now.After(until) {
 		return false
 	}
 	t.closing[session] = true
@@ -186,7 +200,7 @@ func (t *Table) Next(sessions []uint64) (next time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, s := range sessions {
-		if at := later(t.floor, t.until[s]); !t.closing[s] && (next.IsZero() || at.Before(next)) {
+		if at := t.until[s]; !t.closing[s] && (next.IsZero() || at.Before(next)) {
 			next = at
 		}
 	}

@@ -20,7 +20,7 @@ func names(seats map[string]uint64) func() map[string]uint64 {
 // granting is a table of a leader that has waited out everything.
 func granting() (*Table, time.Time) {
 	t := &Table{}
-	t.Lead(5, start, ttl)
+	t.Lead(5, start, map[uint64]time.Duration{1: ttl})
 	return t, start.Add(time.Minute)
 }
 
@@ -43,7 +43,7 @@ func TestNothingIsGrantedOutsideALeadership(t *testing.T) {
 	if _, err := x.List(5, 1, now, ttl, yes, nothing); !errors.Is(err, ErrNotLeading) {
 		t.Errorf("stopped: %v", err)
 	}
-	if x.Close(5, 1, now.Add(time.Hour)) {
+	if x.Close(5, 1, ttl, now.Add(time.Hour)) {
 		t.Error("closed by one that does not lead")
 	}
 }
@@ -58,13 +58,13 @@ func TestASessionIsClosedWhenItsLeaseCannotBeValid(t *testing.T) {
 	if least := time.Duration(float64(ttl) * 1.02); Wait(ttl) < least {
 		t.Errorf("the wait of %v does not cover %v", Wait(ttl), least)
 	}
-	if x.Close(5, 1, last) {
+	if x.Close(5, 1, ttl, last) {
 		t.Error("closed while a lease may be valid")
 	}
 	if next := x.Next([]uint64{1}); !next.Equal(last) {
 		t.Errorf("looks again at %v, want %v", next, last)
 	}
-	if !x.Close(5, 1, last.Add(1)) {
+	if !x.Close(5, 1, ttl, last.Add(1)) {
 		t.Error("not closed after the lease")
 	}
 	if err := x.Promise(5, 1, last, ttl); !errors.Is(err, ErrClosing) {
@@ -77,13 +77,13 @@ func TestASessionIsClosedWhenItsLeaseCannotBeValid(t *testing.T) {
 
 func TestANewLeaderWaitsOutWhatWasGrantedBefore(t *testing.T) {
 	x := &Table{}
-	x.Lead(6, start, ttl)
+	x.Lead(6, start, map[uint64]time.Duration{1: ttl})
 	last := start.Add(Wait(ttl))
 	c := Claim{"store", 3}
-	if x.Close(6, 1, last) || x.Over(6, c, false, last) {
+	if x.Close(6, 1, ttl, last) || x.Over(6, c, false, last) {
 		t.Error("it took a seat that a predecessor's lease may cover")
 	}
-	if !x.Over(6, c, false, last.Add(1)) || !x.Close(6, 1, last.Add(1)) {
+	if !x.Over(6, c, false, last.Add(1)) || !x.Close(6, 1, ttl, last.Add(1)) {
 		t.Error("it waits on")
 	}
 }
@@ -140,7 +140,24 @@ func TestAPausedLeaderBlamesNobody(t *testing.T) {
 		t.Fatal(err)
 	}
 	x.Excuse(time.Second)
-	if x.Close(5, 1, now.Add(Wait(ttl)+time.Second)) || !x.Close(5, 1, now.Add(Wait(ttl)+time.Second+1)) {
+	if x.Close(5, 1, ttl, now.Add(Wait(ttl)+time.Second)) || !x.Close(5, 1, ttl, now.Add(Wait(ttl)+time.Second+1)) {
 		t.Error("the pause was not added")
+	}
+}
+
+func TestASessionThatIsOpenedIsNotClosedBeforeItsFirstRenewal(t *testing.T) {
+	x, now := granting()
+	if x.Close(5, 2, ttl, now) {
+		t.Error("closed at the first look")
+	}
+	if x.Close(5, 2, ttl, now.Add(Wait(ttl))) || !x.Close(5, 2, ttl, now.Add(Wait(ttl)+1)) {
+		t.Error("it has another time than a lease to be renewed")
+	}
+	x.Lead(6, now, nil)
+	if err := x.Promise(6, 3, now.Add(time.Second), ttl); err != nil {
+		t.Fatal(err)
+	}
+	if x.Close(6, 3, ttl, now.Add(Wait(ttl))) {
+		t.Error("closed although it was renewed")
 	}
 }
