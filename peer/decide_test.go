@@ -387,6 +387,8 @@ func TestDecideFindings(t *testing.T) {
 	}{
 		{"as named", map[string]raftfsm.Holder{"store": named}, []bus.Answer{alpha(right)}, nil},
 		{"nobody is named, nobody answers", map[string]raftfsm.Holder{"store": {}}, []bus.Answer{alpha()}, nil},
+		{"nobody may answer, nobody does", map[string]raftfsm.Holder{"store": {Node: "alpha", Assignment: "pg-main", Epoch: 7, Dark: "why"}}, []bus.Answer{alpha()}, nil},
+		{"nobody may answer, and another does", map[string]raftfsm.Holder{"store": {Node: "alpha", Assignment: "pg-main", Epoch: 7, Dark: "why"}}, []bus.Answer{alpha(), {Node: "beta", Answered: true, Bound: []bus.Bound{right}}}, []Finding{{"beta", "store", "answers, and alpha/pg-main, epoch 7 is named"}}},
 		{"nobody is named, somebody answers", map[string]raftfsm.Holder{"store": {}}, []bus.Answer{alpha(right)}, []Finding{{"alpha", "store", "answers, and nobody is named"}}},
 		{"another answers", map[string]raftfsm.Holder{"store": named}, []bus.Answer{alpha(right), {Node: "beta", Answered: true, Bound: []bus.Bound{right}}}, []Finding{{"beta", "store", "answers, and alpha/pg-main, epoch 7 is named"}}},
 		{"it is leaving", map[string]raftfsm.Holder{"store": named}, []bus.Answer{alpha(right), {Node: "beta", Answered: true, Bound: []bus.Bound{with(func(b *bus.Bound) { b.Leaving = true })}}}, nil},

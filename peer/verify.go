@@ -47,7 +47,7 @@ func (n *Peer) Verify(ctx context.Context) ([]Finding, error) {
 }
 
 // decideFindings compares. Of a silent node it finds what the bus itself sees: that
-// it does not speak is no difference.
+// it does not speak is no difference. Nor is it that nobody answers what nobody may.
 func decideFindings(holders map[string]raftfsm.Holder, answers []bus.Answer) (out []Finding, silent []string) {
 	bound := map[string]bool{}
 	for _, a := range answers {
@@ -70,7 +70,7 @@ func decideFindings(holders map[string]raftfsm.Holder, answers []bus.Answer) (ou
 		}
 	}
 	for _, seat := range sortedKeys(holders) {
-		if h := holders[seat]; h.Node != "" && !bound[seat] && !slices.Contains(silent, h.Node) {
+		if h := holders[seat]; h.Node != "" && h.Dark == "" && !bound[seat] && !slices.Contains(silent, h.Node) {
 			out = append(out, Finding{h.Node, seat, fmt.Sprintf("does not answer, and %s is named", describe(h))})
 		}
 	}

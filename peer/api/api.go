@@ -16,6 +16,7 @@
 //	POST /v1/plan     Change      -> Plan
 //	POST /v1/push     Push        -> Committed
 //	POST /v1/rm       raftfsm.Remove -> Committed
+//	POST /v1/seat/move raftfsm.MoveSeat -> Committed
 //	POST /v1/token    TokenRequest -> Token
 //	POST /v1/node/rm  NodeRequest -> {}
 //	POST /v1/leave    {}          -> {}

@@ -313,6 +313,24 @@ func TestPlanAndRefusal(t *testing.T) {
 	}
 }
 
+func TestASeatIsMoved(t *testing.T) {
+	m := newMesh(t)
+	c := client(t, serve(t, m))
+	m.apply(t, raftfsm.Push{Documents: raftfsm.Documents{
+		Modules: []raftfsm.Module{{Name: "lamp", Claims: []string{"lamp"}}}, Assigns: []raftfsm.Assign{{Module: "lamp", Nodes: []string{"alpha"}}},
+		Seats: []raftfsm.Seat{{Name: "lamp", Scope: raftfsm.ScopeMesh}},
+	}})
+	var e *Error
+	if _, err := c.MoveSeat(t.Context(), raftfsm.MoveSeat{Seat: "lamp", Node: "alpha"}); !errors.As(err, &e) || e.Code != "no-lease" || e.Status != http.StatusConflict {
+		t.Errorf("a node without a lease: %+v", err)
+	}
+	m.apply(t, raftfsm.OpenSession{Node: "n1", Incarnation: "x", TTL: time.Second})
+	done, err := c.MoveSeat(t.Context(), raftfsm.MoveSeat{Seat: "lamp", Node: "alpha"})
+	if err != nil || done.Index != m.state.Index || m.state.Seats["lamp"].Want != "lamp@alpha" {
+		t.Errorf("%+v, %v: the seat is %+v", done, err, m.state.Seats["lamp"])
+	}
+}
+
 func TestTheOtherRoutes(t *testing.T) {
 	m := newMesh(t)
 	c := client(t, serve(t, m))

@@ -80,6 +80,12 @@ func (c *Client) Remove(ctx context.Context, r raftfsm.Remove) (Committed, error
 	return done, c.post(ctx, "/v1/rm", r, &done)
 }
 
+// MoveSeat names the claimant that should hold a seat; the mesh hands it over.
+func (c *Client) MoveSeat(ctx context.Context, m raftfsm.MoveSeat) (Committed, error) {
+	var done Committed
+	return done, c.post(ctx, "/v1/seat/move", m, &done)
+}
+
 // Token asks for a join token that is good for ttl.
 func (c *Client) Token(ctx context.Context, ttl time.Duration) (string, error) {
 	var t Token

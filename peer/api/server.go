@@ -99,16 +99,17 @@ type route func(r *http.Request, actor string) (any, error)
 func (s *Server) routes() http.Handler {
 	mux := http.NewServeMux()
 	for pattern, answer := range map[string]route{
-		"GET /v1/overview": s.overview,
-		"GET /v1/detail":   s.detail,
-		"GET /v1/verify":   s.verify,
-		"POST /v1/plan":    taking(s.plan),
-		"POST /v1/push":    taking(s.push),
-		"POST /v1/rm":      taking(s.remove),
-		"POST /v1/token":   taking(s.token),
-		"POST /v1/node/rm": taking(s.removeNode),
-		"POST /v1/leave":   taking(s.leave),
-		"POST /v1/call":    taking(s.call),
+		"GET /v1/overview":   s.overview,
+		"GET /v1/detail":     s.detail,
+		"GET /v1/verify":     s.verify,
+		"POST /v1/plan":      taking(s.plan),
+		"POST /v1/push":      taking(s.push),
+		"POST /v1/rm":        taking(s.remove),
+		"POST /v1/seat/move": taking(s.moveSeat),
+		"POST /v1/token":     taking(s.token),
+		"POST /v1/node/rm":   taking(s.removeNode),
+		"POST /v1/leave":     taking(s.leave),
+		"POST /v1/call":      taking(s.call),
 	} {
 		mux.HandleFunc(pattern, s.answer(answer))
 	}
@@ -333,6 +334,10 @@ func (s *Server) propose(ctx context.Context, actor string, cmd raftfsm.Command)
 }
 
 func (s *Server) remove(ctx context.Context, actor string, cmd raftfsm.Remove) (any, error) {
+	return s.propose(ctx, actor, cmd)
+}
+
+func (s *Server) moveSeat(ctx context.Context, actor string, cmd raftfsm.MoveSeat) (any, error) {
 	return s.propose(ctx, actor, cmd)
 }
 

@@ -95,9 +95,15 @@ func (g goal) pending(o api.Overview) []problem {
 	}
 	for _, name := range sorted(g.seats) {
 		s := o.State.Seats[name]
-		if g.seats[name] && s.Want != "" && s.Holder != s.Want {
-			out = append(out, problem{"seat", name, "dark", why{Node: home(o, s.Want), Text: "it is yet to be given to " + s.Want, Since: s.Since}})
+		if !g.seats[name] || s.Want == "" || s.Holder == s.Want && s.Session != 0 {
+			continue
 		}
+		p := seatProblem(o, s)
+		if p.Text == "" {
+			p.State, p.why = "answered", why{Text: fmt.Sprintf("it is yet to be handed over to %s by %s", s.Want, s.Holder)}
+		}
+		p.Node = home(o, s.Want)
+		out = append(out, p)
 	}
 	for _, id := range sorted(o.State.Withdrawals) {
 		if g.withdrawn[o.State.Withdrawals[id].Binding] {
@@ -206,7 +212,7 @@ func (f *follower) summary(o api.Overview) string {
 		}
 	}
 	if bindings+processes == 0 {
-		return "done"
+		return f.goal.answered(o)
 	}
 	text := "ready"
 	if bindings > 0 {
@@ -214,6 +220,18 @@ func (f *follower) summary(o api.Overview) string {
 	}
 	if processes > 0 {
 		text += ", " + plural(processes, "process", "processes") + " running"
+	}
+	return text
+}
+
+// answered says who answers the seat that the change is about, if it is about one.
+func (g goal) answered(o api.Overview) string {
+	text := "done"
+	for _, name := range sorted(g.seats) {
+		s := o.State.Seats[name]
+		if len(g.seats) == 1 && g.seats[name] && s.Session != 0 {
+			text = fmt.Sprintf("%s is answered by %s on %s", name, s.Holder, home(o, s.Holder))
+		}
 	}
 	return text
 }
@@ -298,8 +316,8 @@ func (f *follower) steps(o api.Overview) []step {
 	}
 	for _, name := range sorted(f.goal.seats) {
 		old, now := f.last.State.Seats[name], o.State.Seats[name]
-		if now.Holder != "" && now.Epoch != old.Epoch {
-			out = append(out, step{name: name, state: "held", text: fmt.Sprintf("by %s on %s", now.Holder, home(o, now.Holder))})
+		if now.Session != 0 && now.Epoch != old.Epoch {
+			out = append(out, step{name: name, state: "answered", text: fmt.Sprintf("by %s on %s, epoch %d", now.Holder, home(o, now.Holder), now.Epoch)})
 		}
 	}
 	return append(out, f.withdrawalSteps(o)...)

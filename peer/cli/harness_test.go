@@ -103,6 +103,12 @@ func (m *mesh) push(t *testing.T, yaml string) {
 	m.do(t, "alpha", raftfsm.Push{Documents: parsed.Documents, Pending: true})
 }
 
+// lease opens the session of the node.
+func (m *mesh) lease(t *testing.T, node string) {
+	t.Helper()
+	m.do(t, node, raftfsm.OpenSession{Node: "id-" + node, Incarnation: "run of " + node, TTL: 1500 * time.Millisecond})
+}
+
 // The reports that bring a binding from waiting to in-use, made from the state
 // as it is when they come.
 func staged(binding string) func(*mesh) error {

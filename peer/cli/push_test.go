@@ -86,6 +86,7 @@ func TestPushOfWhatIsAway(t *testing.T) {
 
 func TestPushUntilItsSeatIsHeld(t *testing.T) {
 	m := newMesh(t)
+	m.lease(t, "alpha")
 	m.script = []func(*mesh) error{provides(pgMain, true, "", ""), func(m *mesh) error {
 		_, err := m.commit("beta", raftfsm.Hold{Seat: "mesh-store", Assignment: "pg-main"})
 		return err

@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"fmt"
 	"time"
 
 	"meshd/peer/api"
@@ -48,9 +47,8 @@ func problems(o api.Overview) (unready, coming []problem) {
 		}
 	}
 	for _, name := range sorted(o.State.Seats) {
-		if s := o.State.Seats[name]; s.Scope == raftfsm.ScopeMesh && s.Holder == "" {
-			add(problem{"seat", name, "dark", why{Text: dark(o, s), Since: s.Since}}, late(o, s.Since, raftfsm.DefaultReady))
-		}
+		s := o.State.Seats[name]
+		add(seatProblem(o, s), late(o, s.Since, raftfsm.DefaultReady) || !s.FailsOver() && s.Holder != "" && !up(o, home(o, s.Holder)))
 	}
 	for _, id := range sorted(o.State.Bindings) {
 		b := o.State.Bindings[id]
@@ -110,16 +108,14 @@ func withdrawalProblem(o api.Overview, id string) problem {
 	return problem{"withdrawal", w.Binding, "withdrawing", explainWithdrawal(o, w)}
 }
 
-// dark says why a mesh seat is answered by nobody.
-func dark(o api.Overview, s raftfsm.Seat) string {
-	claimants := o.State.Claimants(s.Name)
-	switch {
-	case len(claimants) == 0:
-		return fmt.Sprintf("nothing claims it: add claims: [%s] to a module and assign that", s.Name)
-	case !s.FailsOver() && s.Epoch != 0:
-		return fmt.Sprintf("it has no holder, and does not fail over by itself; name one of %s with holder:", list(claimants))
+// seatProblem has a text unless somebody may answer the seat. One that does not fail
+// over and has lost its holder's node is lost.
+func seatProblem(o api.Overview, s raftfsm.Seat) problem {
+	p := problem{"seat", s.Name, "dark", why{Since: s.Since}}
+	if s.Scope == raftfsm.ScopeMesh {
+		p.Text = o.State.Dark(s)
 	}
-	return "no holder is named yet; " + list(claimants) + " could be"
+	return p
 }
 
 // noQuorum says who is missing.

@@ -58,6 +58,7 @@ assign: mail
 node: alpha
 `)
 	m.play(t, provides(pgMain, true, "", ""))
+	m.lease(t, "alpha")
 	m.do(t, "alpha", raftfsm.Hold{Seat: "mesh-store", Assignment: "pg-main"})
 	m.play(t, inUse(shopDB)...)
 	m.play(t, process("shop@gamma", "running", ""))
@@ -163,16 +164,16 @@ func TestStatusWithoutAQuorum(t *testing.T) {
 	m.over.Alive = map[string]bool{"alpha": true, "beta": true, "gamma": true}
 	m.golden(t, "status-silent", 2, "status", "beta")
 	for _, args := range [][]string{{"bindings"}, {"modules"}, {"node", "ls"}, {"seats"}, {"providers"}, {"plan", file(t, "db.yaml", database)}} {
-		if got := m.command(t, args...); !strings.Contains(strings.ReplaceAll(got.err, "\n", " "), "This is index 21, 2m00s old") {
+		if got := m.command(t, args...); !strings.Contains(strings.ReplaceAll(got.err, "\n", " "), "This is index 22, 2m00s old") {
 			t.Errorf("meshd %v without a quorum does not say how old it is: %q", args, got.err)
 		}
 	}
 	m.over.Age = -1
-	if got := standing(m.look()); !strings.Contains(got, "This is index 21, its own record: it has heard no leader since it started.") {
+	if got := standing(m.look()); !strings.Contains(got, "This is index 22, its own record: it has heard no leader since it started.") {
 		t.Error(got)
 	}
 	m.over.Quorum, m.over.Leader = true, "beta"
-	if got := standing(m.look()); !strings.Contains(got, "index 21, its own record; it is reading what beta, the leader, has since then") {
+	if got := standing(m.look()); !strings.Contains(got, "index 22, its own record; it is reading what beta, the leader, has since then") {
 		t.Error(got)
 	}
 }

@@ -89,6 +89,7 @@ func newRootCommand() *cobra.Command {
 		newProvidersCommand(),
 		newBindingsCommand(),
 		newSeatsCommand(),
+		newSeatCommand(),
 		newModulesCommand(),
 		newRetainedCommand(),
 		newCallCommand(),

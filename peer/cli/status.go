@@ -134,7 +134,7 @@ func (g *glance) write(w io.Writer, o api.Overview, colour bool) {
 		}
 	}
 	section("nodes", nodeTable(g.Nodes))
-	section("seats", seatTable(g.Seats))
+	section("seats", seatTable(o, g.Seats))
 	section("providers", providerTable(g.Providers))
 	section("bindings", bindingTable(g.Bindings))
 	section("modules", assignmentTable(g.Modules))

@@ -127,7 +127,7 @@ func paint(state string) string {
 	const red, green, yellow = "31", "32", "33"
 	code := yellow
 	switch state {
-	case "up", "in-use", "ready", "running", "healthy", "held", "withdrawn":
+	case "up", "in-use", "ready", "running", "healthy", "answered", "withdrawn":
 		code = green
 	case "away", "silent", "not ready", "dark", "failed", "unhealthy", "backing-off", "un-ready", "unbound", "gone", "held up", "stuck":
 		code = red
