@@ -15,6 +15,7 @@ type seatFacts struct {
 	leaving  func(node string) bool                  // about to leave: it should hold nothing
 	released func(seat string, c raftfsm.Claim) bool // its node has let go of it
 	over     func(seat string, c raftfsm.Claim) bool // nobody can hold it any more
+	held     map[string]int                          // by node, as it will be with what is decided already
 }
 
 // seatStep is the next step for one seat: an entry, or a question.
@@ -29,6 +30,7 @@ type seatStep struct {
 // claim is over.
 func decideSeats(f seatFacts) map[string]seatStep {
 	steps := map[string]seatStep{}
+	f.count()
 	for _, name := range sortedKeys(f.state.Seats) {
 		if seat := f.state.Seats[name]; seat.Scope == raftfsm.ScopeMesh {
 			if step, due := f.step(seat); due {
@@ -41,6 +43,7 @@ func decideSeats(f seatFacts) map[string]seatStep {
 
 func (f seatFacts) step(seat raftfsm.Seat) (seatStep, bool) {
 	target := f.target(seat)
+	f.place(seat, target)
 	hold := func(released uint64) (seatStep, bool) {
 		return seatStep{Hold: &raftfsm.Hold{Seat: seat.Name, Assignment: target, IfEpoch: seat.Epoch, Released: released}}, target != ""
 	}
@@ -92,6 +95,21 @@ func (f seatFacts) target(seat raftfsm.Seat) string {
 	return ""
 }
 
+// count counts what each node holds.
+func (f *seatFacts) count() {
+	f.held = map[string]int{}
+	for _, s := range f.state.Seats {
+		f.held[f.nodeFor(s.Holder)]++
+	}
+}
+
+// place counts a seat for the claimant that is to have it: of several seats that are
+// decided at once not all go to one node.
+func (f seatFacts) place(seat raftfsm.Seat, claimant string) {
+	f.held[f.nodeFor(seat.Holder)]--
+	f.held[f.nodeFor(claimant)]++
+}
+
 // best is the fittest of the claimants, or "": one whose process has no fault first;
 // then one on another node than the leader's, since the loss of a node that is both
 // costs the longest; then one that has the fewest seats.
@@ -99,10 +117,6 @@ func (f seatFacts) best(claimants []string) string {
 	fit := slices.DeleteFunc(slices.Clone(claimants), func(c string) bool { return !f.fit(c) })
 	if len(fit) == 0 {
 		return ""
-	}
-	held := map[string]int{}
-	for _, s := range f.state.Seats {
-		held[f.nodeFor(s.Holder)]++
 	}
 	rank := func(c string) (r int) {
 		if f.state.Assignments[c].Report.Class != "" {
@@ -114,7 +128,7 @@ func (f seatFacts) best(claimants []string) string {
 		return r
 	}
 	return slices.MinFunc(fit, func(a, b string) int {
-		return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(held[f.nodeFor(a)], held[f.nodeFor(b)]), cmp.Compare(a, b))
+		return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(f.held[f.nodeFor(a)], f.held[f.nodeFor(b)]), cmp.Compare(a, b))
 	})
 }
 
@@ -147,7 +161,8 @@ func (f seatFacts) nodeOf(session uint64) string {
 func (f seatFacts) moves(session uint64) map[string]string {
 	moves := map[string]string{}
 	node := f.nodeOf(session)
-	for name := range f.state.Granted(session) {
+	f.count()
+	for _, name := range sortedKeys(f.state.Granted(session)) {
 		seat := f.state.Seats[name]
 		if !seat.FailsOver() {
 			continue
@@ -157,6 +172,9 @@ func (f seatFacts) moves(session uint64) map[string]string {
 			moves[name] = seat.Want
 		} else if best := f.best(others); best != "" {
 			moves[name] = best
+		}
+		if to, moved := moves[name]; moved {
+			f.place(seat, to)
 		}
 	}
 	return moves

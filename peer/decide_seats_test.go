@@ -306,6 +306,23 @@ func TestDecideSeatsComesToAnEnd(t *testing.T) {
 	}
 }
 
+// TestSeatsThatAreNewAreSpread: they are all decided by one look.
+func TestSeatsThatAreNewAreSpread(t *testing.T) {
+	b := newSeatBed(t)
+	b.sessions("alpha", "beta", "gamma", "delta")
+	for _, s := range []string{"torch", "lantern"} {
+		b.seat(s, func(*raftfsm.Seat) {})
+	}
+	var got []string
+	steps := decideSeats(b.facts())
+	for _, seat := range slices.Sorted(maps.Keys(steps)) {
+		got = append(got, seat+":"+steps[seat].Hold.Assignment)
+	}
+	if text := strings.Join(got, " "); text != "lamp:lamp-b lantern:lamp-c torch:lamp-d" {
+		t.Errorf("the holders are %s", text)
+	}
+}
+
 // TestDecideMoves: where the seats of a lease go that has ended.
 func TestDecideMoves(t *testing.T) {
 	for _, c := range []struct {
@@ -313,12 +330,12 @@ func TestDecideMoves(t *testing.T) {
 		edit func(b *seatBed)
 		want string
 	}{
-		{"each to the fittest, by what was held before", func(b *seatBed) {}, "lamp:lamp-c lantern:lamp-c torch:lamp-c"},
+		{"each to the fittest, by what the one before makes of it", func(b *seatBed) {}, "lamp:lamp-c lantern:lamp-d torch:lamp-c"},
 		{"not to the leader's, while another is fit", func(b *seatBed) { b.close("delta"); b.silent["gamma"] = true }, "lamp:lamp-a lantern:lamp-a torch:lamp-a"},
-		{"manual ones go nowhere", func(b *seatBed) { b.manual("") }, "lantern:lamp-c torch:lamp-c"},
+		{"manual ones go nowhere", func(b *seatBed) { b.manual("") }, "lantern:lamp-c torch:lamp-d"},
 		{"to the wanted one", func(b *seatBed) { b.want("lamp-d") }, "lamp:lamp-d lantern:lamp-c torch:lamp-c"},
 		{"to another, where the wanted one is not fit", func(b *seatBed) { b.want("lamp-d"); b.silent["delta"] = true }, "lamp:lamp-c lantern:lamp-c torch:lamp-c"},
-		{"to another, where the wanted one is lost", func(b *seatBed) { b.want("lamp-b") }, "lamp:lamp-c lantern:lamp-c torch:lamp-c"},
+		{"to another, where the wanted one is lost", func(b *seatBed) { b.want("lamp-b") }, "lamp:lamp-c lantern:lamp-d torch:lamp-c"},
 		{"nowhere, where nobody is fit", func(b *seatBed) { b.silent = map[string]bool{"alpha": true, "gamma": true, "delta": true} }, ""},
 		{"not to one on the same node", func(b *seatBed) {
 			b.do(raftfsm.Push{Documents: raftfsm.Documents{Assigns: []raftfsm.Assign{{Module: "lamp", Nodes: []string{"beta"}, As: "lamp-0"}}}})
