@@ -45,7 +45,7 @@ func (n *Peer) takeOver(ctx context.Context, term uint64) *grants {
 		}
 	})
 	n.leases.forget()
-	n.leases.table.Lead(term, vouched, open)
+	n.leases.table.Lead(term, elected, vouched, open)
 	return &grants{Peer: n, term: term, refused: map[raftfsm.Hold]uint64{}}
 }
 

@@ -39,7 +39,7 @@
 // idempotent. Nor that a call runs exactly once, nor that a seat is answered
 // without a majority of voters.
 //
-// The protocol and its argument are in docs/decisions/0015-leases-of-nodes.md.
+// The protocol and its argument are in docs/decisions/0016-the-lease-protocol.md.
 package lease
 
 import "time"

@@ -1,6 +1,6 @@
 // The model of the lease protocol, and its checker.
 //
-// The protocol is docs/decisions/0013-the-lease-protocol.md. Here it is once
+// The protocol is docs/decisions/0016-the-lease-protocol.md. Here it is once
 // more, as small as it can be and still be wrong in all the ways that matter:
 // nodes with clocks that drift, messages that are late, lost and out of order,
 // a log with elections and changes of voters, and one seat. A walk chooses at

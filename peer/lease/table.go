@@ -37,14 +37,17 @@ type Table struct {
 	closing map[uint64]bool      // by session, for the rest of the term
 	listed  map[Claim]time.Time  // it may be held until then
 	held    map[string]bool      // seats that are not listed any more: they are being moved
-	vouched time.Time            // arrival of the newest renewal that this node confirmed, in any term
+	vouched time.Time            // newest election of this node, or arrival of a renewal that it confirmed, in any term
 }
 
 // Lead begins to grant in a term. Until vouched another leader may have granted
-// leases; open are the sessions that are open, with the time that theirs last.
-func (t *Table) Lead(term uint64, vouched time.Time, open map[uint64]time.Duration) {
+// leases; open are the sessions that are open, with the time that theirs last. The
+// election is evidence for the leaders after this one: the voters that elected it may
+// not be voters any more when it is asked for.
+func (t *Table) Lead(term uint64, elected, vouched time.Time, open map[uint64]time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.vouched = later(t.vouched, elected)
 	t.term, t.floor = term, time.Time{}
 	t.until, t.seen, t.closing = map[uint64]time.Time{}, map[uint64]time.Time{}, map[uint64]bool{}
 	t.listed, t.held = map[Claim]time.Time{}, map[string]bool{}
@@ -68,8 +71,8 @@ func (t *Table) Term() uint64 {
 	return t.term
 }
 
-// Vouched is the arrival of the newest renewal that this node confirmed as a leader:
-// what its own word was worth, whatever it led in. Zero for none.
+// Vouched is the newest instant at which this node was a leader itself, as its
+// election and the renewals that it confirmed show, whatever it led in. Zero for none.
 func (t *Table) Vouched() time.Time {
 	t.mu.Lock()
 	defer t.mu.Unlock()

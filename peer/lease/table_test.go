@@ -20,7 +20,7 @@ func names(seats map[string]uint64) func() map[string]uint64 {
 // granting is a table of a leader that has waited out everything.
 func granting() (*Table, time.Time) {
 	t := &Table{}
-	t.Lead(5, start, map[uint64]time.Duration{1: ttl})
+	t.Lead(5, start, start, map[uint64]time.Duration{1: ttl})
 	return t, start.Add(time.Minute)
 }
 
@@ -77,7 +77,7 @@ func TestASessionIsClosedWhenItsLeaseCannotBeValid(t *testing.T) {
 
 func TestANewLeaderWaitsOutWhatWasGrantedBefore(t *testing.T) {
 	x := &Table{}
-	x.Lead(6, start, map[uint64]time.Duration{1: ttl})
+	x.Lead(6, start, start, map[uint64]time.Duration{1: ttl})
 	last := start.Add(Wait(ttl))
 	c := Claim{"store", 3}
 	if x.Close(6, 1, ttl, last) || x.Over(6, c, false, last) {
@@ -123,6 +123,9 @@ func TestASeatThatIsListedNoMoreRunsOut(t *testing.T) {
 
 func TestALeadersOwnWordIsEvidence(t *testing.T) {
 	x, now := granting()
+	if !x.Vouched().Equal(start) {
+		t.Errorf("vouched until %v, want its election at %v", x.Vouched(), start)
+	}
 	if err := x.Promise(5, 1, now, ttl); err != nil {
 		t.Fatal(err)
 	}
@@ -153,7 +156,7 @@ func TestASessionThatIsOpenedIsNotClosedBeforeItsFirstRenewal(t *testing.T) {
 	if x.Close(5, 2, ttl, now.Add(Wait(ttl))) || !x.Close(5, 2, ttl, now.Add(Wait(ttl)+1)) {
 		t.Error("it has another time than a lease to be renewed")
 	}
-	x.Lead(6, now, nil)
+	x.Lead(6, now, now, nil)
 	if err := x.Promise(6, 3, now.Add(time.Second), ttl); err != nil {
 		t.Fatal(err)
 	}
