@@ -14,7 +14,7 @@ var (
 )
 
 // TestLeaseModel walks at random under the rules as they are. For a long run by
-// hand, of about ten minutes for each million:
+// hand, of about four minutes for each million:
 //
 //	go test ./peer/lease -run 'TestLeaseModel$' -walks 5000000 -timeout 0 -v
 //
