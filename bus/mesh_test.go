@@ -165,19 +165,6 @@ func (m *mesh) waitRoutes() {
 	}
 }
 
-// starved says whether this machine was so busy that a route missed its pings for a second and was
-// cut. A call that was under way then is lost, rightly, and says that it may have run.
-func (m *mesh) starved() bool {
-	for _, n := range m.nodes {
-		for _, line := range n.log.since(0) {
-			if strings.Contains(line, "Stale Connection") {
-				return true
-			}
-		}
-	}
-	return false
-}
-
 // hold names a node as the holder of a mesh seat, in the directory and in the layouts, and gives every
 // node the same handler, so that only the layouts decide who answers.
 func (m *mesh) hold(seat, holder string, epoch uint64, h Handler, verbs ...string) {

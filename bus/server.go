@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/url"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
@@ -26,12 +27,6 @@ const (
 	maxPending = 8 * (maxPayload + maxHeaders)
 	// writeDeadline is how long the server waits for such a client before it cuts it off.
 	writeDeadline = 2 * time.Second
-	// A route whose packets are dropped is found dead when the second of these pings is due, after 3 to
-	// 6 s (88 s with NATS's defaults): calls to its node say so then, where they run into their deadline
-	// before. One whose process died is closed by its kernel at once. Pinged each half second, the six
-	// routes of three nodes cost a node a third of its time at rest.
-	routePing     = 3 * time.Second
-	routePingsOut = 1
 	// gossipAddr is what we tell others to tell others about us. NATS cannot be kept from passing on
 	// the address of a member, and members would dial one that was expelled for ever. This address
 	// refuses at once, and NATS gives up on a gossiped address after one refusal. Every member is in
@@ -55,7 +50,9 @@ type host struct {
 	mod      *nats.Conn // account MOD: calls of modules, announcements
 	out      *nats.Conn // account MOD: calls into modules
 	accounts [2]*server.Account
-	keys     [2]nkeys.KeyPair // meshd's identities, for MESH and for MOD
+	keys     [2]nkeys.KeyPair             // meshd's identities, for MESH and for MOD
+	routeTLS *tls.Config                  // one for the host's life, so that no reload takes it for changed
+	dialled  atomic.Pointer[map[int]bool] // the ports of other nodes' routes
 
 	clientPort int // -1 until the server has chosen one
 	routeHost  string
@@ -79,6 +76,7 @@ func startHost(ctx context.Context, cfg Config) (*host, error) {
 			return nil, fmt.Errorf("make key for account %s: %w", account, err)
 		}
 	}
+	h.routeTLS = h.watched(cfg.RouteTLS)
 	opts, err := h.options(wiring{})
 	if err != nil {
 		return nil, err
@@ -191,7 +189,7 @@ func (h *host) options(w wiring) (*server.Options, error) {
 			PinnedAccounts: []string{accountMesh}, // a connection of its own, apart from modules' traffic
 			PingInterval:   routePing,
 			MaxPingsOut:    routePingsOut,
-			TLSConfig:      h.cfg.RouteTLS,
+			TLSConfig:      h.routeTLS,
 			TLSTimeout:     2,
 			TLSPinnedCerts: server.PinnedCertSet{}, // never nil: a nil set would accept every certificate
 		},
@@ -240,6 +238,8 @@ func (h *host) reload(w wiring) error {
 	}
 	// Named before they can connect, so that a refusal is never without a name.
 	h.log.name(w.users)
+	dialled := ports(w.routes) // known before they are dialled
+	h.dialled.Store(&dialled)
 	if err := h.srv.ReloadOptions(opts); err != nil {
 		return fmt.Errorf("reload NATS server: %w", err)
 	}
