@@ -7,6 +7,8 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -97,9 +99,9 @@ func OpenDisk(dir string, log *slog.Logger) (*Disk, error) {
 }
 
 // MemoryDisk keeps everything in memory, for tests in virtual time. It outlives the node that uses
-// it, so that the node can be opened on it again.
+// it, so that the node can be opened on it again. Stall makes it slow.
 func MemoryDisk() *Disk {
-	db := raft.NewInmemStore()
+	db := &memory{InmemStore: raft.NewInmemStore()}
 	return &Disk{
 		logs:      db,
 		stable:    db,
@@ -108,4 +110,51 @@ func MemoryDisk() *Disk {
 		lock:      fmt.Sprintf("memory:%p", db),
 		close:     func() error { return nil },
 	}
+}
+
+// Stall keeps what is written to a MemoryDisk waiting until resume is called.
+func (d *Disk) Stall() (resume func()) {
+	on := make(chan struct{})
+	d.logs.(*memory).stalled.Store(&on)
+	return sync.OnceFunc(func() {
+		d.logs.(*memory).stalled.CompareAndSwap(&on, nil)
+		close(on)
+	})
+}
+
+// memory is a store whose writes can be made to wait.
+type memory struct {
+	*raft.InmemStore
+	stalled atomic.Pointer[chan struct{}]
+}
+
+func (m *memory) wait() {
+	if on := m.stalled.Load(); on != nil {
+		<-*on
+	}
+}
+
+func (m *memory) StoreLog(l *raft.Log) error {
+	m.wait()
+	return m.InmemStore.StoreLog(l)
+}
+
+func (m *memory) StoreLogs(ls []*raft.Log) error {
+	m.wait()
+	return m.InmemStore.StoreLogs(ls)
+}
+
+func (m *memory) DeleteRange(first, last uint64) error {
+	m.wait()
+	return m.InmemStore.DeleteRange(first, last)
+}
+
+func (m *memory) Set(key, value []byte) error {
+	m.wait()
+	return m.InmemStore.Set(key, value)
+}
+
+func (m *memory) SetUint64(key []byte, value uint64) error {
+	m.wait()
+	return m.InmemStore.SetUint64(key, value)
 }

@@ -23,6 +23,7 @@ type Fabric struct {
 	links  map[link]fault
 	addrs  map[string]netip.AddrPort // by node, kept over a restart
 	nodes  map[netip.AddrPort]*port  // those that run
+	paused map[string]chan struct{}  // closed when the node goes on
 }
 
 // link is one direction between two nodes.
@@ -41,6 +42,7 @@ func NewFabric() *Fabric {
 		links:  map[link]fault{},
 		addrs:  map[string]netip.AddrPort{},
 		nodes:  map[netip.AddrPort]*port{},
+		paused: map[string]chan struct{}{},
 	}
 }
 
@@ -149,6 +151,11 @@ func (f *Fabric) Expel(node, other string) {
 // shut reports whether one of two nodes refuses the other. mu is held.
 func (f *Fabric) shut(a, b string) bool { return f.links[link{a, b}].shut || f.links[link{b, a}].shut }
 
+// Mend ends the cut and the delay of one link.
+func (f *Fabric) Mend(a, b string) {
+	f.fault(func(x *fault) { *x = fault{shut: x.shut} }, link{a, b}, link{b, a})
+}
+
 // Heal ends every cut and delay.
 func (f *Fabric) Heal() {
 	f.change(func() {
@@ -169,6 +176,55 @@ func (f *Fabric) Kill(node string) {
 	}
 }
 
+// Pause keeps a node from whatever it does on the network until Resume, as SIGSTOP does: what others
+// send it waits, and what it sends is sent when it goes on.
+func (f *Fabric) Pause(node string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.paused[node] == nil {
+		f.paused[node] = make(chan struct{})
+	}
+}
+
+// Resume ends a Pause.
+func (f *Fabric) Resume(node string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.resume(node)
+}
+
+// resume must be called with mu held.
+func (f *Fabric) resume(node string) {
+	if on := f.paused[node]; on != nil {
+		close(on)
+		delete(f.paused, node)
+	}
+}
+
+// Halt returns when the node is not paused.
+func (f *Fabric) Halt(node string) { f.stop(node).halt() }
+
+func (f *Fabric) stop(node string) stop {
+	return func() <-chan struct{} {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		return f.paused[node]
+	}
+}
+
+// Carry takes a message of something else than Dial and Packets from one node to another, with the
+// faults that it meets, and reports whether it has arrived.
+func (f *Fabric) Carry(from, to string) bool {
+	f.Halt(from)
+	cut, delay := f.road(from, to)()
+	if cut {
+		return false
+	}
+	time.Sleep(delay)
+	f.Halt(to)
+	return true
+}
+
 func (f *Fabric) road(from, to string) road {
 	return func() (bool, time.Duration) {
 		f.mu.Lock()
@@ -176,6 +232,10 @@ func (f *Fabric) road(from, to string) road {
 		x := f.links[link{from, to}]
 		return x.cut, x.delay
 	}
+}
+
+func (f *Fabric) lane(from, to string) lane {
+	return lane{f.road(from, to), f.stop(from), f.stop(to)}
 }
 
 // port is a node's place on a Fabric.
@@ -205,7 +265,9 @@ func (n *port) Dial(ctx context.Context, node, proto string) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
 	for {
+		n.fabric.Halt(n.node)
 		c, wait, err := n.connect(node, proto)
+		n.fabric.Halt(n.node)
 		if err != nil {
 			return nil, fmt.Errorf("dial %s of node %s: %w", proto, node, err)
 		}
@@ -251,7 +313,7 @@ func (n *port) connect(node, proto string) (net.Conn, <-chan struct{}, error) {
 		return nil, nil, syscall.ECONNREFUSED
 	}
 	here, far := newPipe(n.node, node, net.TCPAddrFromAddrPort(n.addr), net.TCPAddrFromAddrPort(addr),
-		f.road(n.node, node), f.road(node, n.node))
+		f.lane(n.node, node), f.lane(node, n.node))
 	here.forget, far.forget = func() { n.forget(here) }, func() { peer.forget(far) }
 	if !n.remember(here) {
 		return nil, nil, ErrClosed
@@ -294,7 +356,10 @@ func (n *port) stop(end func(*pipeEnd)) {
 	ps := slices.Collect(maps.Keys(n.ends)) // no more come: see remember
 	n.desk.mu.Unlock()
 	close(n.done)
-	n.fabric.change(func() { delete(n.fabric.nodes, n.addr) })
+	n.fabric.change(func() {
+		delete(n.fabric.nodes, n.addr)
+		n.fabric.resume(n.node)
+	})
 	for _, l := range ls {
 		l.Close()
 	}
@@ -329,6 +394,7 @@ func (m *mailbox) Send(b []byte, to netip.AddrPort) error {
 		return syscall.EMSGSIZE
 	}
 	f := m.n.fabric
+	f.Halt(m.n.node)
 	f.mu.Lock()
 	peer := f.nodes[to]
 	lost := peer == nil || f.shut(m.n.node, peer.node) // of a removed node: the key that it knows is no good
@@ -359,6 +425,7 @@ func (n *port) push(p packet) {
 func (m *mailbox) Receive(b []byte) (int, netip.AddrPort, error) {
 	select {
 	case p := <-m.n.packets:
+		m.n.fabric.Halt(m.n.node)
 		return copy(b, p.b), p.from, nil
 	case <-m.n.done:
 		return 0, netip.AddrPort{}, ErrClosed
