@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -55,6 +56,9 @@ type node struct {
 	bus    *fakeBus
 	kind   *memory.Kind
 	record raftfsm.Node
+	clock  *ownClock
+	starts int64
+	life   atomic.Int64 // which start the meshd that runs is of, 0 while none does
 
 	mu      sync.Mutex
 	expels  map[string]bool
@@ -91,7 +95,7 @@ func newSlowBed(t *testing.T, timing consensus.Timing, hints gossip.Timing, name
 	b := &bed{T: t, fabric: network.NewFabric(), world: memory.NewWorld(), timing: timing, hints: hints}
 	root := scratch(t)
 	for _, name := range names {
-		n := &node{bed: b, name: name, dir: filepath.Join(root, name), disk: consensus.MemoryDisk(), kind: b.world.Kind(name), bus: &fakeBus{}, expels: map[string]bool{}}
+		n := &node{bed: b, name: name, dir: filepath.Join(root, name), disk: consensus.MemoryDisk(), kind: b.world.Kind(name), bus: &fakeBus{}, clock: &ownClock{began: time.Now(), rate: 1}, expels: map[string]bool{}}
 		n.procs = &processes{kind: n.kind, apps: map[string]*app{}}
 		keys, err := identity.Create(n.dir)
 		b.must(err)
@@ -187,12 +191,11 @@ func (n *node) start() {
 	}
 	id := n.keys.NodeID()
 	var err error
-	start := time.Now()
 	n.peer, err = New(Config{
 		Self: n.member(), BindingRoot: n.bindings(), Keys: n.keys, Local: n.local, Network: n.net,
 		Raft: consensus.Config{Node: id, Streams: n.net, Disk: n.disk, Timing: n.timing, Log: quiet},
 		Bus:  n.bus, Surveyor: n.bus, Processes: n.procs, Kinds: provision.Kinds{n.kind}, Members: n, Host: n,
-		Render: manifest.Render, Log: quiet, Process: lease.Process{Clock: func() time.Duration { return time.Since(start) }, Lock: n.disk.Lock()},
+		Render: manifest.Render, Log: quiet, Process: lease.Process{Clock: n.clock.read, Lock: n.disk.Lock()},
 	})
 	n.must(err)
 	transport, err := network.Gossiping(n.net)
@@ -206,6 +209,8 @@ func (n *node) start() {
 	ctx, n.stop = context.WithCancel(context.Background())
 	n.ran = make(chan error, 2)
 	p, g := n.peer, n.gossip
+	n.starts++
+	n.life.Store(n.starts)
 	go func() { n.ran <- p.Run(ctx) }()
 	go func() { n.ran <- g.Run(ctx) }()
 }
@@ -227,6 +232,7 @@ func (n *node) up() bool { return n.peer != nil }
 // kill ends the node's meshd as kill -9 does. Its processes run on.
 func (n *node) kill() {
 	n.Helper()
+	n.life.Store(0)
 	n.fabric.Kill(n.keys.NodeID())
 	n.down()
 }
@@ -238,6 +244,8 @@ func (n *node) down() {
 	n.must(n.gossip.Close())
 	n.must(n.net.Close())
 	n.must(n.local.Close())
+	n.life.Store(0)
+	n.bus.end()
 	n.peer, n.gossip, n.local, n.net = nil, nil, nil, nil
 }
 

@@ -27,7 +27,8 @@ type fakeBus struct {
 	applies int
 	reloads int // layouts that differ in more than their handlers
 	answers []bus.Answer
-	port    int // of ClientURL
+	port    int        // of ClientURL
+	serves  bus.Layout // newest of the meshd that runs
 }
 
 func (f *fakeBus) ClientURL() string {
@@ -54,8 +55,22 @@ func (f *fakeBus) Apply(l bus.Layout) error {
 	if !reflect.DeepEqual(plain, f.layout) {
 		f.reloads++
 	}
-	f.layout = plain
+	f.layout, f.serves = plain, l
 	return nil
+}
+
+// serving is the layout that the meshd on this node serves: of one that has ended,
+// nothing.
+func (f *fakeBus) serving() bus.Layout {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.serves
+}
+
+func (f *fakeBus) end() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.serves = bus.Layout{}
 }
 
 func (f *fakeBus) counts() (applies, reloads int) {
