@@ -85,6 +85,8 @@ func (f seatFacts) target(seat raftfsm.Seat) string {
 		return seat.Want
 	case holds && !seat.FailsOver():
 		return seat.Holder
+	case !seat.FailsOver() && seat.Epoch != 0:
+		return "" // its holder is gone for good; whose data answers from now on is said by hand
 	}
 	if best := f.best(claimants); best != "" {
 		return best

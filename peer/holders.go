@@ -160,12 +160,12 @@ func (g *grants) facts() seatFacts {
 		live: func(session uint64) bool {
 			return time.Since(g.leases.table.Renewed(session)) < 3*g.cfg.Raft.Timing.Renew
 		},
-		leaving: func(node string) bool { return node == g.id() && g.exit.leaving.Load() },
 		released: func(seat string, c raftfsm.Claim) bool {
 			return g.leases.letGo(lease.Claim{Seat: seat, Epoch: c.Epoch})
 		},
 	}
 	g.store.view(func(s *raftfsm.State) { f.state = s.Clone() })
+	f.leaving = func(node string) bool { return g.leases.leaves(f.state.Sessions[node].ID) }
 	f.over = func(seat string, c raftfsm.Claim) bool {
 		named := f.state.Seats[seat].Session == c.Session
 		return g.leases.table.Over(g.term, lease.Claim{Seat: seat, Epoch: c.Epoch}, named, time.Now())
@@ -242,7 +242,8 @@ func (n *Peer) letGo(ctx context.Context, from string, q releaseQuestion) (struc
 	if n.leases.gate.Session() != q.Session {
 		return struct{}{}, errors.New("this process does not have that session")
 	}
-	ctx, cancel := context.WithTimeout(ctx, drain)
+	// A leader that goes away meanwhile takes nothing back: what was begun ends as it should.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), drain)
 	defer cancel()
 	n.leases.gate.Release(ctx, q.Seat, q.Epoch)
 	return struct{}{}, nil
@@ -292,10 +293,31 @@ func (l *leases) note(claims ...lease.Claim) {
 	}
 }
 
-// forget begins a leadership: what nodes have let go of they tell again.
+// noteLeaving takes in whether a session's node leaves, and reports whether that is news.
+func (l *leases) noteLeaving(session uint64, leaving bool) (news bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	news = l.leaving[session] != leaving
+	if leaving {
+		l.leaving[session] = true
+	} else {
+		delete(l.leaving, session)
+	}
+	return news
+}
+
+func (l *leases) leaves(session uint64) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.leaving[session]
+}
+
+// forget begins a leadership: what nodes have let go of, and that they leave, they
+// tell again.
 func (l *leases) forget() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	clear(l.released)
 	clear(l.asked)
+	clear(l.leaving)
 }

@@ -72,7 +72,7 @@ func (n *Peer) decideVoters(ctx context.Context) (made bool) {
 	facts := consensus.Facts{Self: n.id(), Servers: servers, Last: n.raft.LastIndex(), Now: time.Now()}
 	n.store.view(func(s *raftfsm.State) {
 		for _, id := range sortedKeys(s.Nodes) {
-			facts.Members = append(facts.Members, consensus.Member{ID: id, Leaving: id == n.id() && n.exit.leaving.Load()})
+			facts.Members = append(facts.Members, consensus.Member{ID: id, Leaving: id == n.id() && n.exit.vacated.Load()})
 		}
 	})
 	if len(facts.Members) == 0 {

@@ -48,6 +48,7 @@ type leases struct {
 	mu       sync.Mutex
 	released map[lease.Claim]bool      // their node has let go of them
 	asked    map[lease.Claim]time.Time // when their node was asked to
+	leaving  map[uint64]bool           // by session, as its newest renewal says
 }
 
 func newLeases(p lease.Process) *leases {
@@ -55,7 +56,7 @@ func newLeases(p lease.Process) *leases {
 	rand.Read(life[:])
 	return &leases{
 		gate: lease.NewGate(p.Clock), incarnation: p.Lock + "/" + hex.EncodeToString(life[:]),
-		released: map[lease.Claim]bool{}, asked: map[lease.Claim]time.Time{},
+		released: map[lease.Claim]bool{}, asked: map[lease.Claim]time.Time{}, leaving: map[uint64]bool{},
 	}
 }
 
@@ -65,6 +66,7 @@ type renewal struct {
 	Hurry       bool              // the log grants what the node has not got yet
 	Have        string            // digest of the seats that it has
 	Released    map[string]uint64 // epochs, of seats that it is named for, which it has let go of
+	Leaving     bool              // it should hold nothing: its seats are to go where others can answer them
 }
 
 // renewing keeps this node's lease while it has claims to mesh seats. What the log
@@ -83,14 +85,34 @@ func (n *Peer) renewing(ctx context.Context) {
 		if err := n.renewOnce(ctx, named); err != nil {
 			n.cfg.Log.Debug("renew this node's lease", "err", err)
 			pause = renewRetry
+			if _, known := n.raft.Leader(); !known {
+				pause = everythingEvery // one that comes wakes us
+			}
 		}
-		for due := time.Now().Add(pause); time.Until(due) > 0; changed = n.store.watch() {
-			if now, _ := n.namedFor(); !maps.Equal(now, named) {
-				break
-			}
-			if await(ctx, time.Until(due), changed, nil) != nil {
-				return
-			}
+		if n.restUntilRenewal(ctx, pause, named) != nil {
+			return
+		}
+	}
+}
+
+// restUntilRenewal returns after the pause, or before when the log names this node for
+// other seats, or when it is poked.
+func (n *Peer) restUntilRenewal(ctx context.Context, pause time.Duration, named map[string]uint64) error {
+	due := time.NewTimer(pause)
+	defer due.Stop()
+	for {
+		changed := n.store.watch()
+		if now, _ := n.namedFor(); !maps.Equal(now, named) {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-n.loops.renew:
+			return nil
+		case <-due.C:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
 		}
 	}
 }
@@ -113,7 +135,7 @@ func (n *Peer) renewOnce(ctx context.Context, named map[string]uint64) error {
 	gate := n.leases.gate
 	held := gate.Granted()
 	sent := gate.Now()
-	ask := renewal{Incarnation: n.leases.incarnation, Hurry: !maps.Equal(named, held), Have: lease.Digest(held), Released: gate.Released(named)}
+	ask := renewal{Incarnation: n.leases.incarnation, Hurry: !maps.Equal(named, held), Have: lease.Digest(held), Released: gate.Released(named), Leaving: n.exit.leaving.Load()}
 	var g lease.Grant
 	if err := n.withLeader(ctx, pathRenew, ask, &g, func() (err error) {
 		g, err = n.grant(ctx, n.id(), ask)
@@ -196,6 +218,9 @@ func (n *Peer) grant(ctx context.Context, node string, ask renewal) (lease.Grant
 		return lease.Grant{}, err
 	}
 	n.noteReleased(s.ID, ask.Released)
+	if n.leases.noteLeaving(s.ID, ask.Leaving) {
+		poke(n.loops.lead)
+	}
 	if err := table.Promise(term, s.ID, arrived, s.TTL); err != nil {
 		return lease.Grant{}, err
 	}

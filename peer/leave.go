@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"meshd/peer/consensus"
@@ -13,10 +15,11 @@ import (
 // leaveWithin bounds a leave: a learner that is promoted first has to catch up.
 const leaveWithin = 30 * time.Second
 
-// Leave takes this node out of the mesh. A node that leads hands over first, and
-// one that is the only voter waits until another has the vote: nobody is left
-// without a quorum.
-func (n *Peer) Leave(ctx context.Context, actor string) (err error) {
+// Leave takes this node out of the mesh. Its mesh seats are handed over before that,
+// so that no call is refused; where nobody can take one it is refused, unless it is
+// forced. A node that leads hands that over too, and one that is the only voter waits
+// until another has the vote: nobody is left without a quorum.
+func (n *Peer) Leave(ctx context.Context, actor string, force bool) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, leaveWithin)
 	defer cancel()
 	var alone bool
@@ -31,8 +34,16 @@ func (n *Peer) Leave(ctx context.Context, actor string) (err error) {
 	if _, _, refused := n.Preview(ctx, actor, c); refused != nil && !movedOn(refused) {
 		return refused
 	}
-	n.exit.leaving.Store(true)
-	defer func() { n.exit.leaving.Store(err == nil) }()
+	if _, err := n.seatsToMove(force); err != nil {
+		return err
+	}
+	n.leaves(true)
+	defer func() { n.leaves(err == nil) }()
+	if err := n.vacate(ctx, force); err != nil {
+		return err
+	}
+	n.exit.vacated.Store(true)
+	defer func() { n.exit.vacated.Store(err == nil) }()
 	poke(n.loops.lead)
 	if err := n.handOver(ctx); err != nil {
 		return err
@@ -57,6 +68,78 @@ func (n *Peer) Leave(ctx context.Context, actor string) (err error) {
 			return fmt.Errorf("leave the mesh: %w", err)
 		}
 	}
+}
+
+// vacateWithin bounds the handing over of the seats, which takes some tens of
+// milliseconds each, or a lease where a claim is waited out.
+const vacateWithin = 5 * time.Second
+
+// vacate waits until the leader, which the renewals tell that this node leaves, has
+// named others for its mesh seats, and until those who call know. Forced, it leaves
+// behind those that nobody can take: they go dark with this node.
+func (n *Peer) vacate(ctx context.Context, force bool) error {
+	bounded, cancel := context.WithTimeout(ctx, vacateWithin)
+	defer cancel()
+	if named, _ := n.namedFor(); len(named) == 0 {
+		return nil
+	}
+	for {
+		changed := n.store.watch()
+		moving, err := n.seatsToMove(force)
+		switch {
+		case err != nil:
+			return err
+		case len(moving) == 0:
+			n.leases.gate.Quiet(bounded, farewell)
+			return nil
+		case await(bounded, 0, changed, nil) == nil:
+		case force:
+			return ctx.Err()
+		default:
+			return fmt.Errorf("hand over the seats %s: no other node took them within %v; meshd seats says who could, and meshd leave --force leaves all the same", strings.Join(moving, ", "), vacateWithin)
+		}
+	}
+}
+
+// seatsToMove lists the mesh seats of this node that others can take. Those that
+// nobody can take are the reason to refuse, unless it is forced.
+func (n *Peer) seatsToMove(force bool) (moving []string, err error) {
+	var stuck []string
+	n.store.view(func(s *raftfsm.State) { moving, stuck = decideVacate(s, n.id()) })
+	if len(stuck) > 0 && !force {
+		return nil, &raftfsm.Rejection{
+			Code: "seats-go-dark", Text: "without this node nobody answers " + strings.Join(stuck, ", nor "),
+			Remedy: "assign the module to another node too, or move what fails over by hand: meshd seat move SEAT NODE; meshd leave --force lets them go dark",
+		}
+	}
+	return moving, nil
+}
+
+// decideVacate parts the mesh seats that the node may answer into those that others
+// can take and, with the reasons, those that nobody can.
+func decideVacate(s *raftfsm.State, node string) (moving, stuck []string) {
+	for _, name := range sortedKeys(s.Granted(s.Sessions[node].ID)) {
+		fits := func(claimant string) bool {
+			at := s.Assignments[claimant].Node
+			_, open := s.Sessions[at]
+			return at != node && open
+		}
+		switch {
+		case !slices.ContainsFunc(s.Claimants(name), fits):
+			stuck = append(stuck, fmt.Sprintf("seat %s (no other node that claims it has a lease)", name))
+		case !s.Seats[name].FailsOver():
+			stuck = append(stuck, fmt.Sprintf("seat %s (its failover is manual)", name))
+		default:
+			moving = append(moving, name)
+		}
+	}
+	return moving, stuck
+}
+
+// leaves tells the leader, with the next renewal, whether this node leaves.
+func (n *Peer) leaves(soon bool) {
+	n.exit.leaving.Store(soon)
+	poke(n.loops.renew)
 }
 
 // leaveRetry is how soon a leave is tried again that could not be made yet.

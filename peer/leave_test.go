@@ -28,7 +28,7 @@ func TestLeave(t *testing.T) {
 						goes = b.nodes[(slices.Index(b.nodes, l)+1)%len(names)]
 					}
 					began := time.Now()
-					if err := goes.peer.Leave(b.Context(), "root@"+goes.name); err != nil {
+					if err := goes.peer.Leave(b.Context(), "root@"+goes.name, false); err != nil {
 						b.Fatalf("leave of %s: %v", goes.name, err)
 					}
 					if took := time.Since(began); took > 2*time.Second {
@@ -56,7 +56,7 @@ func TestTheLastNodeDoesNotLeave(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBed(t, "alpha")
 		var refused *raftfsm.Rejection
-		if err := b.nodes[0].peer.Leave(b.Context(), "root"); !errors.As(err, &refused) || refused.Code != "last-node" {
+		if err := b.nodes[0].peer.Leave(b.Context(), "root", false); !errors.As(err, &refused) || refused.Code != "last-node" {
 			b.Errorf("leave of the last node: %v", err)
 		}
 	})

@@ -102,7 +102,7 @@ type Config struct {
 	Keys        *identity.Keys
 	Local       *Local
 	Network     network.Network
-	Raft        consensus.Config // Machine and Lead are set here
+	Raft        consensus.Config // Machine, Lead and Led are set here
 	Bus         Bus
 	Surveyor    Surveyor
 	Processes   Processes
@@ -142,7 +142,8 @@ type Peer struct {
 
 // exit is how nodes go out of the mesh.
 type exit struct {
-	leaving   atomic.Bool                     // this one by itself, soon or since: it should have no vote and no seat
+	leaving   atomic.Bool                     // this one by itself, soon or since: it should have no seat
+	vacated   atomic.Bool                     // it leaves, and has none: it should have no vote
 	told      atomic.Pointer[raftfsm.Removal] // a member said that this node was removed
 	farewells atomic.Int32                    // removals whose answer is not out yet
 	asked     atomic.Bool                     // every other member was asked once, since no leader was in sight
@@ -153,18 +154,20 @@ type loops struct {
 	reconcile chan struct{}
 	report    chan struct{}
 	lead      chan struct{}
+	renew     chan struct{}
 }
 
 // New opens the log and returns a Peer that Run brings to life.
 func New(cfg Config) (*Peer, error) {
 	n := &Peer{
-		cfg: cfg, store: newStore(), local: cfg.Local, client: newClient(cfg.Network), loops: loops{make(chan struct{}, 1), make(chan struct{}, 1), make(chan struct{}, 1)},
+		cfg: cfg, store: newStore(), local: cfg.Local, client: newClient(cfg.Network), loops: loops{make(chan struct{}, 1), make(chan struct{}, 1), make(chan struct{}, 1), make(chan struct{}, 1)},
 		basis: newBasis(), leases: newLeases(cfg.Process),
 		services: map[string]*service{}, consumers: map[string]*consumer{},
 	}
 	n.observed = newObserved(func() { poke(n.loops.report) })
 	raft := cfg.Raft
 	raft.Machine, raft.Lead = n.store, n.leading
+	raft.Led = func() { poke(n.loops.renew) }
 	node, err := consensus.Open(raft)
 	if err != nil {
 		return nil, err

@@ -215,6 +215,8 @@ func (s *State) Dark(seat Seat) string {
 	}
 	claimants := s.Claimants(seat.Name)
 	switch {
+	case len(claimants) > 0 && seat.Epoch != 0 && !seat.FailsOver() && !slices.Contains(claimants, seat.Want):
+		return fmt.Sprintf("its holder is gone, and failover is manual: meshd seat move %s NODE; %s could hold it", seat.Name, few(claimants))
 	case seat.Want != "" && !slices.Contains(claimants, seat.Want):
 		return fmt.Sprintf("it waits for its holder %s, which does not claim it or is not there yet", seat.Want)
 	case len(claimants) == 0:

@@ -278,6 +278,9 @@ func TestAManualSeatGoesDark(t *testing.T) {
 	}
 	b.ok("alpha", hold(b, "store", "pg-apps", 0)) // somebody names its holder
 	b.dark("store", "")
+	b.ok("alpha", Remove{WhatAssignment, "pg-apps"})
+	b.close("beta")
+	b.dark("store", "its holder is gone, and failover is manual: meshd seat move store NODE; pg-main could hold it")
 }
 
 func TestASeatThatNobodyHoldsSaysWhatItWaitsFor(t *testing.T) {

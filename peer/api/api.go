@@ -19,7 +19,7 @@
 //	POST /v1/seat/move raftfsm.MoveSeat -> Committed
 //	POST /v1/token    TokenRequest -> Token
 //	POST /v1/node/rm  NodeRequest -> {}
-//	POST /v1/leave    {}          -> {}
+//	POST /v1/leave    LeaveRequest -> {}
 //	POST /v1/call     Call        -> CallReply
 //	GET  /v1/verify                               Verified
 //	GET  /v1/logs?name=&lines=&follow=            the output as text, streamed
@@ -67,7 +67,8 @@ type Caller interface {
 type Members interface {
 	Token(ctx context.Context, actor string, ttl time.Duration) (string, error)
 	RemoveNode(ctx context.Context, actor, name string) error
-	Leave(ctx context.Context, actor string) error
+	// Leave takes this node out; forced, also where seats go dark with it.
+	Leave(ctx context.Context, actor string, force bool) error
 }
 
 // Logs reads what processes printed, wherever they run.
@@ -152,6 +153,9 @@ type Token struct{ Token string }
 
 // NodeRequest names a node.
 type NodeRequest struct{ Name string }
+
+// LeaveRequest takes a node out; forced, also where seats go dark with it.
+type LeaveRequest struct{ Force bool }
 
 // Call is a request to a seat or tool.
 type Call struct {

@@ -130,7 +130,7 @@ func (m *mesh) RemoveNode(_ context.Context, _, name string) error {
 	return &raftfsm.Rejection{Code: "no-node", Text: "there is no node " + name, Remedy: "meshd node ls lists them", Candidates: []string{"alpha"}}
 }
 
-func (m *mesh) Leave(context.Context, string) error { return context.DeadlineExceeded }
+func (m *mesh) Leave(context.Context, string, bool) error { return context.DeadlineExceeded }
 
 func (m *mesh) Logs(ctx context.Context, assignment string, lines int, follow bool, w io.Writer) error {
 	if assignment == "gone" {
@@ -353,7 +353,7 @@ func TestTheOtherRoutes(t *testing.T) {
 	if err := c.RemoveNode(t.Context(), "omega"); !errors.As(err, &e) || e.Code != "no-node" || len(e.Candidates) != 1 {
 		t.Errorf("node rm: %+v", err)
 	}
-	if err := c.Leave(t.Context()); !errors.As(err, &e) || e.Code != CodeTimeout || e.Status != http.StatusGatewayTimeout {
+	if err := c.Leave(t.Context(), false); !errors.As(err, &e) || e.Code != CodeTimeout || e.Status != http.StatusGatewayTimeout {
 		t.Errorf("leave: %+v", err)
 	}
 	r, err := c.Call(t.Context(), "store.size", []byte(`{"a":"<1>"}`))

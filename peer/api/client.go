@@ -98,9 +98,9 @@ func (c *Client) RemoveNode(ctx context.Context, name string) error {
 	return c.post(ctx, "/v1/node/rm", NodeRequest{name}, &nothing{})
 }
 
-// Leave takes this node out of its mesh.
-func (c *Client) Leave(ctx context.Context) error {
-	return c.post(ctx, "/v1/leave", nothing{}, &nothing{})
+// Leave takes this node out of its mesh: see LeaveRequest.
+func (c *Client) Leave(ctx context.Context, force bool) error {
+	return c.post(ctx, "/v1/leave", LeaveRequest{force}, &nothing{})
 }
 
 // Call calls a seat's verb or a module's tool with data, which is JSON.

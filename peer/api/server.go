@@ -353,8 +353,8 @@ func (s *Server) removeNode(ctx context.Context, actor string, n NodeRequest) (a
 	return nothing{}, s.Members.RemoveNode(ctx, actor, n.Name)
 }
 
-func (s *Server) leave(ctx context.Context, actor string, _ nothing) (any, error) {
-	return nothing{}, s.Members.Leave(ctx, actor)
+func (s *Server) leave(ctx context.Context, actor string, l LeaveRequest) (any, error) {
+	return nothing{}, s.Members.Leave(ctx, actor, l.Force)
 }
 
 func (s *Server) call(ctx context.Context, _ string, c Call) (any, error) {

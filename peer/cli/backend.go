@@ -99,8 +99,8 @@ func (b backend) RemoveNode(ctx context.Context, actor, name string) error {
 }
 
 // Leave takes this node out of the mesh and stops it, with what it supervises.
-func (b backend) Leave(ctx context.Context, actor string) error {
-	if err := b.n.peer.Leave(ctx, actor); err != nil {
+func (b backend) Leave(ctx context.Context, actor string, force bool) error {
+	if err := b.n.peer.Leave(ctx, actor, force); err != nil {
 		return err
 	}
 	defer time.AfterFunc(leaveGrace, b.n.leave)

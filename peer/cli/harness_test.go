@@ -261,7 +261,7 @@ func (m *mesh) RemoveNode(_ context.Context, _, name string) error {
 	return nil
 }
 
-func (m *mesh) Leave(context.Context, string) error { return m.fails }
+func (m *mesh) Leave(context.Context, string, bool) error { return m.fails }
 
 func (m *mesh) Logs(_ context.Context, assignment string, lines int, _ bool, w io.Writer) error {
 	if assignment == "shop@beta" {

@@ -68,7 +68,10 @@ type Config struct {
 	// Lead runs while this node leads; nil for nothing. It must return when its context ends. If it
 	// returns earlier it is not run again before the next leadership. It may be run twice in a term.
 	Lead func(ctx context.Context, term uint64)
-	Log  *slog.Logger
+	// Led is called when this node believes in another leader than before, or in none, after Leader
+	// tells so; nil for nothing. It must not wait.
+	Led func()
+	Log *slog.Logger
 }
 
 func (c Config) validate() error {
@@ -145,6 +148,14 @@ func open(cfg Config) (*Node, error) {
 	}
 	if err != nil {
 		return nil, errors.Join(err, n.driver.failure(), n.tap.Close())
+	}
+	if cfg.Led != nil {
+		n.raft.RegisterObserver(raft.NewObserver(nil, false, func(o *raft.Observation) bool {
+			if _, led := o.Data.(raft.LeaderObservation); led {
+				cfg.Led()
+			}
+			return false
+		}))
 	}
 	n.stop = sync.OnceValue(n.halt) // the library hands out one future that waits, and later ones that do not
 	// The library falls back to an older snapshot when the machine refuses the newest. That is right
