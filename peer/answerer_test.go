@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -357,9 +358,11 @@ type ownClock struct {
 	began time.Time
 	ahead time.Duration
 	rate  float64
+	reads atomic.Int64 // one by each renewal that is asked for, and those of the gate
 }
 
 func (c *ownClock) read() time.Duration {
+	c.reads.Add(1)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.ahead + time.Duration(float64(time.Since(c.began))*c.rate)

@@ -190,3 +190,59 @@ func TestALeaveOutlivesTheLeader(t *testing.T) {
 		}
 	})
 }
+
+// TestACallThatRunsIsLetOutWhateverBecomesOfTheLeader: it asked for the release, and is
+// gone before the call has ended.
+func TestACallThatRunsIsLetOutWhateverBecomesOfTheLeader(t *testing.T) {
+	inMesh(t, func(b *bed) {
+		b.leader().do(push(clock("alpha", "beta", "gamma")))
+		l := b.leader()
+		holder := b.another(l)
+		b.seated("clock", holder)
+		gate := holder.peer.leases.gate
+		epoch, leave, err := gate.Enter("clock")
+		b.must(err)
+		gone, cancel := context.WithCancel(b.Context())
+		cancel()
+		released := make(chan error, 1)
+		go func() {
+			_, err := holder.peer.letGo(gone, l.keys.NodeID(), releaseQuestion{Seat: "clock", Session: gate.Session(), Epoch: epoch})
+			released <- err
+		}()
+		time.Sleep(drain / 2)
+		if _, _, err := gate.Enter("clock"); err == nil {
+			b.Error("a seat that is let go of admits a call")
+		}
+		if _, err := leave(); err != nil {
+			b.Errorf("a call that ended in time: %v", err)
+		}
+		b.must(<-released)
+	})
+}
+
+// TestNobodyIsAskedForRenewalWhileNobodyLeads, and a leader that comes is asked at once.
+func TestNobodyIsAskedForRenewalWhileNobodyLeads(t *testing.T) {
+	inMesh(t, func(b *bed) {
+		b.leader().do(push(clock("alpha", "beta", "gamma")))
+		alpha := b.node("alpha")
+		b.seated("clock", alpha)
+		for _, other := range []string{"beta", "gamma"} {
+			b.node(other).kill()
+		}
+		time.Sleep(10 * time.Second)
+		before := alpha.clock.reads.Load()
+		time.Sleep(time.Minute)
+		if asked := alpha.clock.reads.Load() - before; asked > 3 {
+			b.Errorf("it asked %d times in a minute", asked)
+		}
+		b.node("beta").restart()
+		b.leader()
+		began := time.Now()
+		b.eventually(3*time.Second, "the lease is renewed", func() bool {
+			_, left := alpha.peer.leases.gate.Holding()
+			return left > 0
+		})
+		b.Logf("renewed %v after the election", time.Since(began))
+		b.node("gamma").restart()
+	})
+}
