@@ -243,7 +243,11 @@ func TestDecideSeats(t *testing.T) {
 		}, ""},
 		{"lost, and back: it has the seat by its session", held, func(b *seatBed) { b.close("beta"); b.sessions("beta") }, ""},
 		{"lost, and another is wanted", held, func(b *seatBed) { b.close("beta"); b.want("lamp-d") }, "lamp-d"},
-		{"manual, and its holder is gone for good: dark", held, func(b *seatBed) { b.manual("lamp-b"); b.do(raftfsm.Remove{What: raftfsm.WhatAssignment, Name: "lamp-b"}); b.close("beta") }, ""},
+		{"manual, and its holder is gone for good: dark", held, func(b *seatBed) {
+			b.manual("lamp-b")
+			b.do(raftfsm.Remove{What: raftfsm.WhatAssignment, Name: "lamp-b"})
+			b.close("beta")
+		}, ""},
 		{"manual, its holder gone for good, and moved", held, func(b *seatBed) {
 			b.manual("")
 			b.do(raftfsm.Remove{What: raftfsm.WhatAssignment, Name: "lamp-b"})

@@ -298,10 +298,23 @@ func (n *Peer) endLease() {
 	draining, done := context.WithTimeout(ctx, drain)
 	n.leases.gate.ReleaseAll(draining)
 	done()
-	var ended struct{}
-	ask := renewal{Incarnation: n.leases.incarnation}
-	if err := n.withLeader(ctx, pathEnd, ask, &ended, func() (err error) { _, err = n.ended(ctx, n.id(), ask); return err }); err != nil {
+	if err := n.tellEnded(ctx); err != nil {
 		n.cfg.Log.Info("the lease of this node runs out by itself", "why", err)
 	}
 	n.leases.gate.Quiet(ctx, farewell)
+}
+
+// tellEnded has the leader close this node's session. One that has just been elected
+// is asked again until it can.
+func (n *Peer) tellEnded(ctx context.Context) error {
+	ask, done := renewal{Incarnation: n.leases.incarnation}, struct{}{}
+	for {
+		err := n.withLeader(ctx, pathEnd, ask, &done, func() (err error) {
+			_, err = n.ended(ctx, n.id(), ask)
+			return err
+		})
+		if _, known := n.raft.Leader(); err == nil || !known || await(ctx, renewRetry, nil, nil) != nil {
+			return err
+		}
+	}
 }

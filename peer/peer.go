@@ -213,6 +213,7 @@ func (n *Peer) Run(ctx context.Context) error {
 		n.renewing(holding)
 		if ctx.Err() == nil {
 			n.endLease()
+			n.resign()
 			stop()
 		}
 		return nil

@@ -71,6 +71,9 @@ func (t *Table) Term() uint64 {
 	return t.term
 }
 
+// grants reports whether this node grants in the term; none is not one. mu is held.
+func (t *Table) grants(term uint64) bool { return term != 0 && t.term == term }
+
 // Vouched is the newest instant at which this node was a leader itself, as its
 // election and the renewals that it confirmed show, whatever it led in. Zero for none.
 func (t *Table) Vouched() time.Time {
@@ -85,7 +88,7 @@ func (t *Table) Promise(term, session uint64, arrived time.Time, ttl time.Durati
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	switch {
-	case term == 0 || t.term != term:
+	case !t.grants(term):
 		return ErrNotLeading
 	case t.closing[session]:
 		return ErrClosing
@@ -103,7 +106,7 @@ func (t *Table) List(term, session uint64, arrived time.Time, ttl time.Duration,
 	defer t.mu.Unlock()
 	t.vouched = later(t.vouched, arrived) // before the last look: the next leader may ask in between
 	switch {
-	case t.term != term || !leads():
+	case !t.grants(term) || !leads():
 		return nil, ErrNotLeading
 	case t.closing[session]:
 		return nil, ErrClosing
@@ -130,7 +133,7 @@ func (t *Table) List(term, session uint64, arrived time.Time, ttl time.Duration,
 func (t *Table) Close(term, session uint64, ttl time.Duration, now time.Time) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.term != term {
+	if !t.grants(term) {
 		return false
 	}
 	until, known := t.until[session]
@@ -149,7 +152,7 @@ func (t *Table) Close(term, session uint64, ttl time.Duration, now time.Time) bo
 func (t *Table) Surrender(term, session uint64) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.term != term {
+	if !t.grants(term) {
 		return false
 	}
 	t.closing[session] = true
@@ -184,7 +187,7 @@ func (t *Table) Offer(seat string) {
 func (t *Table) Over(term uint64, c Claim, named bool, now time.Time) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.term == term && (!named || t.held[c.Seat]) && now.After(t.floor) && now.After(t.listed[c])
+	return t.grants(term) && (!named || t.held[c.Seat]) && now.After(t.floor) && now.After(t.listed[c])
 }
 
 // Excuse gives every lease so much longer: this process was stopped for so long, and

@@ -29,6 +29,12 @@ func TestNothingIsGrantedOutsideALeadership(t *testing.T) {
 	if err := x.Promise(0, 1, start, ttl); !errors.Is(err, ErrNotLeading) {
 		t.Errorf("never led: %v", err)
 	}
+	if _, err := x.List(0, 1, start, ttl, yes, nothing); !errors.Is(err, ErrNotLeading) {
+		t.Errorf("never led: %v", err)
+	}
+	if x.Surrender(0, 1) || x.Close(0, 1, ttl, start) || x.Over(0, Claim{"store", 3}, false, start) {
+		t.Error("a node that never led decides")
+	}
 	x, now := granting()
 	if err := x.Promise(4, 1, now, ttl); !errors.Is(err, ErrNotLeading) {
 		t.Errorf("another term: %v", err)
