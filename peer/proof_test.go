@@ -105,6 +105,16 @@ var pitfalls = []struct {
 		v.moves(h)
 		v.resume(h)
 	}},
+	{"the seat is moved, and its holder stops while the last call runs", 3, 10, func(v *nemesis) {
+		h := v.together()
+		for range 10 {
+			v.long(h, time.Duration(10+v.IntN(35))*time.Millisecond)
+		}
+		v.move(v.other(h))
+		time.Sleep(time.Duration(v.IntN(10)) * time.Millisecond)
+		v.stopIt(h, v.IntN(2) == 0)
+		v.moves(h)
+	}},
 	{"a lease is long on its way, and its holder is cut off", 3, 5, func(v *nemesis) {
 		h := v.apart()
 		v.fabric.Slow(v.leader().keys.NodeID(), h.keys.NodeID(), 140*time.Millisecond)

@@ -37,16 +37,22 @@ type Gate struct {
 	session  uint64
 	until    time.Duration     // by now
 	granted  map[string]uint64 // epoch by seat
-	draining map[string]uint64 // epoch by seat: admits nothing, and lets out what is in
+	draining map[string]term   // by seat: admits nothing, and lets out what is in
 	released map[string]uint64 // highest epoch by seat that was let go of, for the life of the process
 	inside   map[string]int    // calls by seat
 	left     chan struct{}     // closed when a call has left, then replaced
 	turned   time.Duration     // by now: when a call was turned away last
 }
 
+// term is what is left of a grant that this node lets go of.
+type term struct {
+	epoch uint64
+	until time.Duration // by now: of the last lease that listed the seat, whatever comes after it
+}
+
 // NewGate returns a gate that is shut.
 func NewGate(now Clock) *Gate {
-	return &Gate{now: now, draining: map[string]uint64{}, released: map[string]uint64{}, inside: map[string]int{}, left: make(chan struct{})}
+	return &Gate{now: now, draining: map[string]term{}, released: map[string]uint64{}, inside: map[string]int{}, left: make(chan struct{})}
 }
 
 // Now reads the gate's clock: take the time of sending from it.
@@ -62,7 +68,7 @@ func (g *Gate) Grant(sent time.Duration, r Grant) {
 	g.granted = maps.Clone(r.Seats)
 	// What this node let go of stays so, whenever the reply was made.
 	maps.DeleteFunc(g.granted, func(seat string, epoch uint64) bool {
-		return epoch <= g.released[seat] || epoch <= g.draining[seat]
+		return epoch <= g.released[seat] || epoch <= g.draining[seat].epoch
 	})
 }
 
@@ -80,13 +86,16 @@ func (g *Gate) Released(named map[string]uint64) map[string]uint64 {
 	return out
 }
 
-// ReleaseAll lets go of everything: see Release.
+// ReleaseAll lets go of everything, and of what is being let go of: see Release.
 func (g *Gate) ReleaseAll(ctx context.Context) {
 	g.mu.Lock()
-	granted := maps.Clone(g.granted)
+	for seat, epoch := range g.granted {
+		g.shut(seat, epoch)
+	}
+	draining := maps.Clone(g.draining)
 	g.mu.Unlock()
-	for seat, epoch := range granted {
-		g.Release(ctx, seat, epoch)
+	for seat, t := range draining {
+		g.Release(ctx, seat, t.epoch)
 	}
 }
 
@@ -119,7 +128,8 @@ func (g *Gate) Holding() (seats map[string]uint64, left time.Duration) {
 
 // Enter admits a call, and says under which epoch it runs. leave must be called once,
 // when it has run; its error keeps the answer back, and else left is for how long after
-// the instant of leave, on any clock, nobody else can answer.
+// the instant of leave, on any clock, nobody else can answer unless this node lets go of
+// the seat before.
 func (g *Gate) Enter(seat string) (epoch uint64, leave func() (left time.Duration, err error), err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -169,14 +179,19 @@ func (g *Gate) leave(seat string, epoch uint64) (time.Duration, error) {
 	}
 	close(g.left)
 	g.left = make(chan struct{})
-	switch now := g.now(); {
-	case g.granted[seat] != epoch && g.draining[seat] != epoch:
-		return 0, fmt.Errorf("it was taken from this node")
-	case now >= g.until:
-		return 0, fmt.Errorf("this node's lease ended %v before", (now - g.until).Round(time.Millisecond))
-	default:
-		return time.Duration(float64(g.until-now) / (1 + Drift)), nil
+	until := g.until
+	if g.granted[seat] != epoch {
+		out, ok := g.draining[seat]
+		if !ok || out.epoch != epoch {
+			return 0, fmt.Errorf("it was taken from this node")
+		}
+		until = out.until
 	}
+	now := g.now()
+	if now >= until {
+		return 0, fmt.Errorf("this node's lease ended %v before", (now - until).Round(time.Millisecond))
+	}
+	return time.Duration(float64(until-now) / (1 + Drift)), nil
 }
 
 // Release lets go of a seat up to an epoch: it admits no more calls, lets out those
@@ -185,11 +200,8 @@ func (g *Gate) leave(seat string, epoch uint64) (time.Duration, error) {
 func (g *Gate) Release(ctx context.Context, seat string, epoch uint64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if held, ok := g.granted[seat]; ok && held <= epoch {
-		delete(g.granted, seat)
-		g.draining[seat] = held
-	}
-	for ctx.Err() == nil && g.draining[seat] != 0 && g.inside[seat] > 0 {
+	g.shut(seat, epoch)
+	for ctx.Err() == nil && g.draining[seat].epoch != 0 && g.inside[seat] > 0 {
 		left := g.left
 		g.mu.Unlock()
 		select {
@@ -200,4 +212,12 @@ func (g *Gate) Release(ctx context.Context, seat string, epoch uint64) {
 	}
 	delete(g.draining, seat)
 	g.released[seat] = max(g.released[seat], epoch)
+}
+
+// shut admits no more calls to a seat that is held up to an epoch. mu is held.
+func (g *Gate) shut(seat string, epoch uint64) {
+	if held, ok := g.granted[seat]; ok && held <= epoch {
+		delete(g.granted, seat)
+		g.draining[seat] = term{held, g.until}
+	}
 }

@@ -153,6 +153,64 @@ func TestAReleaseWaitsForNothingElse(t *testing.T) {
 	})
 }
 
+// TestTheWayOutIsNoLongerThanTheLease: the leader may take a seat for free when the lease
+// that listed it is over, though the node has another one for other seats by then.
+func TestTheWayOutIsNoLongerThanTheLease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.grant(b.clock, map[string]uint64{"store": 3, "mail": 4})
+		first, second := b.enter("store", 3), b.enter("store", 3)
+		go b.Release(t.Context(), "store", 3)
+		synctest.Wait()
+		b.clock += ttl / 2
+		b.grant(b.clock, map[string]uint64{"mail": 4})
+		if left, err := first(); err != nil || left > ttl/2 {
+			t.Errorf("an answer within the old lease: %v left, %v", left, err)
+		}
+		b.clock += ttl / 2
+		if _, err := second(); err == nil {
+			t.Error("an answer left after the lease that its seat was listed in")
+		}
+		if _, left := b.Holding(); left <= 0 {
+			t.Error("the newer lease is over too")
+		}
+	})
+}
+
+// TestLettingGoOfAllWaitsForWhatIsOnItsWayOut: a leader takes a seat away while this node
+// begins to stop. The session may be closed when ReleaseAll returns.
+func TestLettingGoOfAllWaitsForWhatIsOnItsWayOut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.grant(b.clock, map[string]uint64{"store": 3, "mail": 4, "clock": 5})
+		store, mail := b.enter("store", 3), b.enter("mail", 4)
+		stuck := b.enter("clock", 5)
+		go b.Release(t.Context(), "store", 3)
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		began := time.Now()
+		done := make(chan time.Duration)
+		go func() { b.ReleaseAll(ctx); done <- time.Since(began) }()
+		synctest.Wait()
+		for _, seat := range []string{"store", "mail", "clock"} {
+			b.shut(seat, "not for it")
+		}
+		time.Sleep(500 * time.Millisecond)
+		for _, leave := range []func() (time.Duration, error){store, mail} {
+			if _, err := leave(); err != nil {
+				t.Errorf("an answer that was ready in time is kept back: %v", err)
+			}
+		}
+		if d := <-done; d != time.Second {
+			t.Errorf("it let go of all after %v, with a call inside that may have a second", d)
+		}
+		if _, err := stuck(); err == nil {
+			t.Error("an answer left after all was let go of")
+		}
+	})
+}
+
 func TestBoottimeGoesOn(t *testing.T) {
 	a := Boottime()
 	if b := Boottime(); a <= 0 || b < a {

@@ -91,6 +91,7 @@ const (
 	handoverWithoutRelease
 	releaseBeforeCallsLeave
 	lateReplyReopens
+	waysOutAreRenewed
 	oldReplyTaken
 	vacatedSeatNamedAtOnce
 	gateSurvivesRestart
@@ -117,6 +118,7 @@ var mutations = [mutants]struct {
 	handoverWithoutRelease:  {"handover without release", 2000, nil},
 	releaseBeforeCallsLeave: {"release before calls have left", 2000, nil},
 	lateReplyReopens:        {"a late reply reopens a released gate", 0, lateReply},
+	waysOutAreRenewed:       {"a later lease lets the last calls out", 2000, nil},
 	oldReplyTaken:           {"an older reply is taken after a newer", 0, oldReply},
 	vacatedSeatNamedAtOnce:  {"vacated seat named at once", 2000, nil},
 	gateSurvivesRestart:     {"gate survives a restart", 2000, nil},

@@ -91,21 +91,34 @@ type holder struct {
 	shut    int // the newest epoch that it was asked to release; never entered again
 	asker   int // who asked; nobody when it was told
 	calls   int // that entered under the grant and have not left
+	out     leaving
 }
 
 type grant struct{ epoch, life int }
 
+// leaving are the calls that entered under a grant which is being released. They may
+// leave until the last lease that listed it ends, whatever lease comes after it.
+type leaving struct {
+	grant
+	calls int
+	until instant
+}
+
 func holderOf(life int) holder { return holder{life: life, asker: nobody} }
 
 // open says whether a call may enter.
-func (h *holder) open(now instant) bool {
-	return h.grant.epoch != 0 && now < h.until && h.grant.epoch > h.shut
-}
+func (h *holder) open(now instant) bool { return h.grant.epoch != 0 && now < h.until }
 
-// answering says whether a reply may leave, of a call that is in or that could
-// enter.
-func (h *holder) answering(now instant) bool {
-	return h.open(now) || h.grant.epoch != 0 && now < h.until && h.calls > 0
+// answering is the epoch under which a reply may leave, of a call that is in or that
+// could enter; 0 for none.
+func (h *holder) answering(now instant) int {
+	switch {
+	case h.open(now):
+		return h.grant.epoch
+	case h.out.calls > 0 && now < h.out.until:
+		return h.out.epoch
+	}
+	return 0
 }
 
 // sendRenew asks to a node that may lead. The lease will count from now.
@@ -113,7 +126,7 @@ func (n *node) sendRenew(to int) {
 	h := &n.holder
 	h.request++
 	b := renew{life: h.life, request: h.request, sent: n.now()}
-	if h.grant.epoch <= h.shut && h.calls == 0 {
+	if h.out.calls == 0 {
 		b.released = h.shut
 	}
 	if to == n.id {
@@ -132,17 +145,15 @@ func (n *node) onRenewed(b renewed) {
 	}
 	h.taken = max(h.taken, b.request)
 	h.until = max(h.until, b.sent+ttl)
-	if b.epoch == h.grant.epoch && b.epoch != 0 {
-		if n.world.mutant == lateReplyReopens {
-			h.shut = 0
-		}
-		return
+	if n.world.mutant == waysOutAreRenewed {
+		h.out.until = h.until
 	}
-	h.grant, h.calls = grant{b.epoch, h.life}, 0
-	if n.world.mutant == lateReplyReopens {
-		h.shut = 0
+	if b.epoch <= h.shut && n.world.mutant != lateReplyReopens {
+		b.epoch = 0
 	}
-	n.acknowledge()
+	if b.epoch != h.grant.epoch {
+		h.grant, h.calls = grant{b.epoch, h.life}, 0
+	}
 }
 
 // onAskRelease shuts the gate for good: calls that are in may leave, and then
@@ -150,13 +161,17 @@ func (n *node) onRenewed(b renewed) {
 func (n *node) onAskRelease(from int, b askRelease) {
 	h := &n.holder
 	h.shut, h.asker = max(h.shut, b.epoch), from
+	if h.grant.epoch != 0 && h.grant.epoch <= h.shut {
+		h.out = leaving{h.grant, h.calls, h.until}
+		h.grant, h.calls = grant{}, 0
+	}
 	n.acknowledge()
 }
 
 // acknowledge tells who asked that nothing leaves any more.
 func (n *node) acknowledge() {
 	h := &n.holder
-	if h.asker == nobody || h.grant.epoch <= h.shut && h.calls > 0 && n.world.mutant != releaseBeforeCallsLeave {
+	if h.asker == nobody || h.out.calls > 0 && n.world.mutant != releaseBeforeCallsLeave {
 		return
 	}
 	to := h.asker
@@ -177,12 +192,14 @@ func (n *node) enter() {
 // leave lets the reply of a call out, or drops it when the lease is over.
 func (n *node) leave() {
 	h := &n.holder
-	if h.calls == 0 {
-		return
-	}
-	if h.answering(n.now()) {
+	if h.answering(n.now()) != 0 {
 		n.world.reached.answers++
 	}
-	h.calls--
+	switch {
+	case h.out.calls > 0:
+		h.out.calls--
+	case h.calls > 0:
+		h.calls--
+	}
 	n.acknowledge()
 }

@@ -286,24 +286,24 @@ func (w *world) violate(format string, args ...any) {
 func (w *world) check() {
 	answering := nobody
 	for _, n := range w.nodes {
-		if !n.holder.answering(n.now()) {
+		epoch := n.holder.answering(n.now())
+		if epoch == 0 {
 			continue
 		}
-		g := n.holder.grant
 		if answering != nobody {
 			w.violate("n%d and n%d answer for the seat at once", answering, n.id)
 		}
 		answering = n.id
-		if g.life != n.holder.life {
+		if n.holder.grant.epoch == epoch && n.holder.grant.life != n.holder.life {
 			w.violate("n%d answers under a grant of an earlier life of its process", n.id)
 		}
-		if g.epoch < w.newest {
-			w.violate("n%d answers under epoch %d after epoch %d was", n.id, g.epoch, w.newest)
+		if epoch < w.newest {
+			w.violate("n%d answers under epoch %d after epoch %d was", n.id, epoch, w.newest)
 		}
-		if g.epoch > w.newest {
-			w.newest = g.epoch
+		if epoch > w.newest {
+			w.newest = epoch
 			w.reached.opened++
-			n.tell("is the first to answer under epoch %d, until its clock shows %d", g.epoch, n.holder.until)
+			n.tell("is the first to answer under epoch %d, until its clock shows %d", epoch, n.holder.until)
 		}
 	}
 }
@@ -313,8 +313,8 @@ func (w *world) check() {
 // Most mistakes show here long before two gates are seen open.
 func (w *world) checkNamed(epoch int) {
 	for _, n := range w.nodes {
-		if n.holder.answering(n.now()) {
-			w.violate("n%d answers under epoch %d when epoch %d is named", n.id, n.holder.grant.epoch, epoch)
+		if under := n.holder.answering(n.now()); under != 0 {
+			w.violate("n%d answers under epoch %d when epoch %d is named", n.id, under, epoch)
 		}
 	}
 }

@@ -202,7 +202,7 @@ func (w *walk) holding(n *node) *node {
 	}
 	from := w.IntN(len(w.nodes))
 	for i := range w.nodes {
-		if n := w.nodes[(from+i)%len(w.nodes)]; n.holder.grant.epoch != 0 {
+		if n := w.nodes[(from+i)%len(w.nodes)]; n.holder.grant.epoch != 0 || n.holder.out.calls > 0 {
 			return n
 		}
 	}
