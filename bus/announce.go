@@ -60,7 +60,7 @@ func (b *Bus) announce(m *nats.Msg) {
 	}
 }
 
-// announcement is a service that answers: it is neither leaving nor closed.
+// announcement is a service that answers: it is neither leaving nor closed, and its gate is open.
 type announcement struct {
 	Service
 	tally *tally
@@ -69,7 +69,7 @@ type announcement struct {
 func (b *Bus) announced() []announcement {
 	var out []announcement
 	for _, s := range *b.bound.Load() {
-		if spec, leaving := s.state(); !leaving && spec.Closed == "" {
+		if spec, leaving := s.state(); !leaving && spec.Answers() {
 			out = append(out, announcement{spec, &s.tally})
 		}
 	}

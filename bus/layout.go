@@ -111,6 +111,22 @@ type Service struct {
 	Handler    Handler
 }
 
+// Answers reports whether the service would run a call now: it is not closed, and its gate is open.
+func (s Service) Answers() bool {
+	if s.Closed != "" {
+		return false
+	}
+	if s.Gate == nil {
+		return true
+	}
+	_, leave, err := s.Gate.Enter(s.Seat)
+	if err != nil {
+		return false
+	}
+	_, err = leave()
+	return err == nil
+}
+
 func (s Service) target(name string) Target {
 	if s.Scope == ScopeTools {
 		return Target{Assignment: s.Assignment, Name: name}

@@ -29,7 +29,7 @@ type Bound struct {
 	Seat       string `json:"seat"`
 	Assignment string `json:"assignment"` // empty if the node did not say
 	Epoch      uint64 `json:"epoch"`
-	Leaving    bool   `json:"leaving"` // answers only that it is not the holder
+	Leaving    bool   `json:"leaving"` // runs no call: it answers only that it is not the holder
 	Interest   int    `json:"-"`       // subscriptions at the node that this node's server knows of
 }
 
@@ -54,7 +54,7 @@ func (b *Bus) boundSeats() []Bound {
 	for _, s := range *b.bound.Load() {
 		spec, leaving := s.state()
 		if spec.Scope == ScopeMesh {
-			out = append(out, Bound{Seat: spec.Seat, Assignment: spec.Assignment, Epoch: spec.Epoch, Leaving: leaving || spec.Closed != ""})
+			out = append(out, Bound{Seat: spec.Seat, Assignment: spec.Assignment, Epoch: spec.Epoch, Leaving: leaving || !spec.Answers()})
 		}
 	}
 	return out

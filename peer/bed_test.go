@@ -102,6 +102,9 @@ func newSlowBed(t *testing.T, timing consensus.Timing, hints gossip.Timing, name
 		n.keys = keys
 		b.nodes = append(b.nodes, n)
 	}
+	for _, n := range b.nodes {
+		n.bus.mesh = b.nodes
+	}
 	t.Cleanup(b.end)
 	b.found()
 	for _, n := range b.nodes[1:] {
@@ -190,6 +193,7 @@ func (n *node) start() {
 		quiet = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug})).With("node", n.name)
 	}
 	id := n.keys.NodeID()
+	n.bus.setDown(false)
 	var err error
 	n.peer, err = New(Config{
 		Self: n.member(), BindingRoot: n.bindings(), Keys: n.keys, Local: n.local, Network: n.net,
@@ -238,6 +242,7 @@ func (n *node) kill() {
 }
 
 func (n *node) down() {
+	n.bus.setDown(true)
 	n.stop()
 	<-n.ran // that it ended with its network is no news
 	<-n.ran

@@ -25,8 +25,10 @@ type fakeBus struct {
 	mu      sync.Mutex
 	layout  bus.Layout
 	applies int
-	reloads int // layouts that differ in more than their handlers
-	answers []bus.Answer
+	reloads int         // layouts that differ in more than their handlers
+	rogues  []bus.Bound // what it answers beside its layout
+	down    bool        // nobody hears it
+	mesh    []*node
 	port    int        // of ClientURL
 	serves  bus.Layout // newest of the meshd that runs
 }
@@ -93,8 +95,53 @@ func (f *fakeBus) Forward(context.Context, string, string, bus.Call) ([]byte, er
 	return nil, errors.New("no bus")
 }
 
-func (f *fakeBus) Survey(context.Context, time.Duration) ([]bus.Answer, error) { return f.answers, nil }
-func (f *fakeBus) Refusals() []bus.Refusal                                     { return nil }
+// Survey asks every member that is up, whatever the fabric between them.
+func (f *fakeBus) Survey(context.Context, time.Duration) ([]bus.Answer, error) {
+	members := f.now().Directory.Nodes
+	var out []bus.Answer
+	for _, n := range f.mesh {
+		if _, member := members[n.name]; member {
+			out = append(out, n.bus.answer(n.name))
+		}
+	}
+	return out, nil
+}
+
+func (f *fakeBus) answer(name string) bus.Answer {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.down {
+		return bus.Answer{Node: name}
+	}
+	a := bus.Answer{Node: name, Answered: true, Bound: slices.Clone(f.rogues)}
+	for _, s := range f.layout.Services {
+		if s.Scope == bus.ScopeMesh {
+			a.Bound = append(a.Bound, bus.Bound{Seat: s.Seat, Assignment: s.Assignment, Epoch: s.Epoch, Leaving: !s.Answers(), Interest: 1})
+		}
+	}
+	return a
+}
+
+// forget makes it the bus of another process.
+func (f *fakeBus) forget() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.layout, f.applies, f.reloads, f.rogues = bus.Layout{}, 0, 0, nil
+}
+
+func (f *fakeBus) setDown(down bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.down = down
+}
+
+func (f *fakeBus) setRogues(rogues ...bus.Bound) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.rogues = rogues
+}
+
+func (f *fakeBus) Refusals() []bus.Refusal { return nil }
 
 // processes runs apps: each reads its binding files when it is started, and
 // keeps a session open with what they say, as a real one does.

@@ -18,6 +18,7 @@ type observed struct {
 	mu   sync.Mutex
 	poke func()
 	sightings
+	found []Finding // by the last comparison: see verifying
 }
 
 // sightings are the facts of observed, by what they are about.
@@ -38,6 +39,18 @@ func newObserved(poke func()) *observed {
 		providers: map[string]raftfsm.ProviderReport{}, staged: map[string]raftfsm.Staged{}, marks: map[raftfsm.Mark]bool{},
 		withdrawn: map[string]int{}, troubles: map[raftfsm.TroubleReport]outcome{}, processes: map[string]raftfsm.ProcessReport{},
 	}}
+}
+
+func (o *observed) setFound(found []Finding) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.found = found
+}
+
+func (o *observed) differences() int {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return len(o.found)
 }
 
 // look reads facts.

@@ -225,6 +225,7 @@ func (n *Peer) Run(ctx context.Context) error {
 	group.Go(func() error { return n.reporting(ctx) })
 	group.Go(func() error { return n.announce(ctx) })
 	group.Go(func() error { return n.standing(ctx) })
+	group.Go(func() error { return n.verifying(ctx) })
 	return group.Wait()
 }
 

@@ -60,7 +60,7 @@ func (n *node) listed(which func(bus.Service) bool) string {
 // reboot ends what the node runs, as a loss of power does.
 func (n *node) reboot() {
 	n.procs.end()
-	n.bus = &fakeBus{}
+	n.bus.forget()
 }
 
 func (n *node) holds() int {
@@ -94,7 +94,7 @@ func TestANodeAloneGoesByItsRecord(t *testing.T) {
 					for _, n := range b.nodes {
 						n.kill()
 					}
-					n.bus = &fakeBus{}
+					n.bus.forget()
 					if !power {
 						n.reboot()
 					}
@@ -227,7 +227,7 @@ func TestAMeshOfOneComesBackByItself(t *testing.T) {
 		alpha := b.node("alpha")
 		b.eventually(10*time.Second, "it serves", func() bool { return alpha.serves() == "mesh seat lamp, node seat bulb, tools lamp@alpha" })
 		alpha.kill()
-		alpha.bus = &fakeBus{}
+		alpha.bus.forget()
 		alpha.restart()
 		ctx, cancel := context.WithTimeout(b.Context(), 5*time.Second)
 		defer cancel()

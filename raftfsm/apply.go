@@ -103,6 +103,8 @@ func (t *tx) apply(c Command) *Rejection {
 		return t.closeSession(c)
 	case MoveSeat:
 		return t.moveSeat(c)
+	case Compared:
+		return t.compared(c)
 	}
 	return reject("unknown-command", "", fmt.Sprintf("%T is no command that this meshd knows", c), "run a newer meshd")
 }

@@ -53,12 +53,17 @@ func corpus(t *testing.T) map[string][]Entry {
 	moved.ok("beta", MoveSeat{Seat: "lamp", Node: "beta"})
 	moved.ok("alpha", hold(moved, "lamp", "lamp-b", moved.Seats["lamp"].Epoch))
 
+	compared := story(t)
+	compared.ok("alpha", Compared{[]Difference{{Seat: "store", Node: "beta", Text: "answers"}}})
+	compared.ok("beta", Compared{[]Difference{{Seat: "store", Node: "beta", Text: "answers"}, {Seat: "store", Node: "alpha", Text: "does not answer"}}})
+	compared.ok("alpha", Compared{[]Difference{{Seat: "store", Node: "alpha", Text: "does not answer"}}})
+
 	parts := newBed(t, "alpha", "beta")
 	parts.ok("alpha", PushPart{"p", 0, push(pg(), fullModule()).Documents})
 	parts.ok("alpha", PushPart{"p", 1, push(on("pg", "alpha", as("pg-main"), deflt(pgKind), exclusive)).Documents})
 	parts.ok("alpha", Push{ID: "p", Parts: 2})
 	parts.ok("alpha", PushPart{"open", 0, push(pg()).Documents})
-	return map[string][]Entry{"every-command": every.log, "life": life.log, "sessions": sessions.log, "moved": moved.log, "parts": parts.log}
+	return map[string][]Entry{"every-command": every.log, "life": life.log, "sessions": sessions.log, "moved": moved.log, "compared": compared.log, "parts": parts.log}
 }
 
 func TestCorpus(t *testing.T) {

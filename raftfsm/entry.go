@@ -81,6 +81,8 @@ func command(name string, raw []byte) (Command, error) {
 		return body[CloseSession](raw)
 	case MoveSeat{}.name():
 		return body[MoveSeat](raw)
+	case Compared{}.name():
+		return body[Compared](raw)
 	}
 	return nil, errors.New("unknown command")
 }

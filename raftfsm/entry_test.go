@@ -18,7 +18,7 @@ func everyCommand() []Command {
 		Name: "store", Scope: ScopeMesh, Delivers: pgKind, Verbs: []string{"query"}, Want: "one", Failover: FailoverAuto,
 	}}}
 	return []Command{
-		Init{Mesh{"mesh-1", 1, 2, 1, "pem", "age1", "", 0}, member("alpha")},
+		Init{Mesh{"mesh-1", 1, 2, 1, "pem", "age1", "", 0, nil}, member("alpha")},
 		AddToken{"token-beta", epochStart},
 		Admit{"token-beta", member("beta"), 0},
 		UpdateNode{"id-alpha", "a:1", "a:2", 1},
@@ -38,6 +38,7 @@ func everyCommand() []Command {
 		OpenSession{"id-alpha", "run-1", time.Second},
 		CloseSession{"id-alpha", 9, map[string]string{"store": "pg-apps"}},
 		MoveSeat{"store", "alpha", "pg-main"},
+		Compared{[]Difference{{"store", "beta", "answers, and nobody is named", epochStart}}},
 	}
 }
 

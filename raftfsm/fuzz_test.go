@@ -171,6 +171,12 @@ func (s *source) command(state *State) Command {
 		return s.report(state)
 	case 10, 11, 12:
 		return s.session(state)
+	case 17:
+		var c Compared
+		for range s.n(3) {
+			c.Differences = append(c.Differences, Difference{Seat: s.seat(), Node: s.node(), Text: s.of("answers", "does not answer")})
+		}
+		return c
 	case 18, 19:
 		m := MoveSeat{Seat: s.seat(), Node: s.node()}
 		if claimants := state.Claimants(m.Seat); len(claimants) > 0 && s.n(4) > 0 {

@@ -93,6 +93,8 @@ type Mesh struct {
 	// ones. SecretsOf reads both.
 	Secrets string `json:",omitempty"`
 	Keys    uint64 `json:",omitempty"`
+
+	Differences []Difference `json:",omitempty"` // between who answers and who is named, as the leader last found; replaced as a whole
 }
 
 // Node is a member. Its identity is its key: ID is derived from it.

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"fmt"
 	"time"
 
 	"meshd/peer/api"
@@ -49,6 +50,10 @@ func problems(o api.Overview) (unready, coming []problem) {
 	for _, name := range sorted(o.State.Seats) {
 		s := o.State.Seats[name]
 		add(seatProblem(o, s), late(o, s.Since, raftfsm.DefaultReady) || !s.FailsOver() && s.Holder != "" && !up(o, home(o, s.Holder)))
+	}
+	for _, d := range o.State.Mesh.Differences {
+		text := fmt.Sprintf("%s %s; meshd verify looks again", d.Node, d.Text)
+		add(problem{"seat", d.Seat, "differs", why{Node: d.Node, Since: d.Since, Text: text}}, true)
 	}
 	for _, id := range sorted(o.State.Bindings) {
 		b := o.State.Bindings[id]

@@ -340,3 +340,25 @@ func TestWrap(t *testing.T) {
 		}
 	}
 }
+
+// What the leader found is un-ready for as long as it is on record.
+func TestADifferenceIsUnready(t *testing.T) {
+	m := eventful(t)
+	differs := func() (text string) {
+		unready, _ := problems(m.look())
+		for _, p := range unready {
+			if p.State == "differs" {
+				text += p.What + " " + p.Name + ": " + p.Text
+			}
+		}
+		return text
+	}
+	m.do(t, "alpha", raftfsm.Compared{Differences: []raftfsm.Difference{{Seat: "mesh-store", Node: "beta", Text: "answers, and nobody is named"}}})
+	if got := differs(); got != "seat mesh-store: beta answers, and nobody is named; meshd verify looks again" {
+		t.Errorf("un-ready is %q", got)
+	}
+	m.do(t, "alpha", raftfsm.Compared{})
+	if got := differs(); got != "" {
+		t.Errorf("when it is over, un-ready is %q", got)
+	}
+}

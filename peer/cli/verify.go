@@ -12,8 +12,10 @@ func newVerifyCommand() *cobra.Command {
 	return withOutput(&cobra.Command{
 		Use:   "verify",
 		Short: "Compare who answers each seat with who is named",
-		Long: `Ask every node which seats it announces, and compare with whom the log names. Exit code 3 on a
-difference; else 1 where some node could not be asked, so that nobody knows; else 0.`,
+		Long: `Ask every node which seats it announces, ask this node's server who is subscribed, and compare with
+whom the log names. A difference is what two looks, a second apart, both find: one look may fall into
+a handover. The nodes do the same each 30 s; see meshd events and meshd status.
+Exit code 3 on a difference; else 1 where some node could not be asked, so that nobody knows; else 0.`,
 		Args: takes(0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c := dial(cmd)
