@@ -20,7 +20,7 @@ const announceVersion = "1.0.0"
 // serveAnnouncements answers $SRV.PING, INFO and STATS, each also .NAME and .NAME.ID, for the seats
 // and tools that this node serves (NATS services protocol, ADR-32). The types are those of the micro
 // package; its machinery is not used, for it would put seats into a queue group and stops without
-// waiting. Answers go to observers' inboxes only: no asker can aim them elsewhere.
+// waiting. Answers go to operators' inboxes only: no asker can aim them elsewhere.
 func (b *Bus) serveAnnouncements() error {
 	_, err := b.host.mod.Subscribe("$SRV.>", b.announce)
 	if err != nil {
@@ -141,8 +141,8 @@ func (t *tally) init() {
 	t.byVerb = map[string]*micro.EndpointStats{}
 }
 
-// count takes in one answer. Of an error only the code is kept: its text may say what observers need
-// not see.
+// count takes in one answer. Of an error only the code is kept: its text is for
+// whoever called.
 func (t *tally) count(verb string, took time.Duration, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

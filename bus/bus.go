@@ -52,6 +52,7 @@ import (
 	"fmt"
 	"net"
 	"reflect"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -122,6 +123,13 @@ func (b *Bus) RouteAddr() string {
 
 // Routes lists the ids of the nodes that this one has a route to now.
 func (b *Bus) Routes() ([]string, error) { return b.host.peers() }
+
+// Admits reports whether a key of the last layout that took effect may connect.
+func (b *Bus) Admits(publicKey string) bool {
+	b.applying.Lock()
+	defer b.applying.Unlock()
+	return slices.ContainsFunc(b.wired.users, func(u user) bool { return u.key == publicKey })
+}
 
 // Refusals lists what the bus kept from modules since the start, the newest first, at most 100.
 func (b *Bus) Refusals() []Refusal { return b.host.log.list() }

@@ -15,7 +15,7 @@ import (
 type Layout struct {
 	Peers     []Peer
 	Modules   []Module
-	Observers []Observer
+	Operators []Operator
 	Services  []Service
 	Directory Directory
 }
@@ -36,8 +36,9 @@ type Module struct {
 	Calls      []Target
 }
 
-// Observer is a key that may look at announcements, and do nothing else.
-type Observer struct {
+// Operator is a key of an operator's client, which may connect to this node: it sees announcements, and
+// calls what an operator may call, which is everything.
+type Operator struct {
 	Name      string
 	PublicKey string
 }
@@ -179,8 +180,8 @@ func (l Layout) validate(self string) error {
 		}
 		add(fmt.Sprintf("module %q", m.Assignment), errs...)
 	}
-	for _, o := range l.Observers {
-		add(fmt.Sprintf("observer %q", o.Name), checkToken("observer", o.Name), key(o.Name, o.PublicKey))
+	for _, o := range l.Operators {
+		add(fmt.Sprintf("operator %q", o.Name), checkToken("operator", o.Name), key(o.Name, o.PublicKey))
 	}
 	bound := map[string]bool{}
 	for _, s := range l.Services {

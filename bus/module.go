@@ -26,17 +26,18 @@ func (b *Bus) serveCalls() error {
 	return b.host.mod.FlushTimeout(bindLimit)
 }
 
-// relay takes one call of a module off the connection. It never waits.
+// relay takes one call of a module, or of an operator's client, off the connection. It never waits.
 func (b *Bus) relay(m *nats.Msg) {
 	caller, t, err := parseCall(m.Subject)
-	if !below(Inbox(caller.Node, caller.Assignment), m.Reply) {
+	from := clientOf(caller)
+	if !below(from.inbox, m.Reply) {
 		// Whatever subject stands here, meshd would publish to it: only the caller's own will do.
-		b.host.log.refuse(caller.Assignment, actionReply, m.Reply)
+		b.host.log.refuse(from.who, actionReply, m.Reply)
 		return
 	}
 	answer := func(r Reply, err error) {
 		if err := b.host.mod.PublishMsg(encode(m.Reply, r, err)); err != nil {
-			b.cfg.Log.Warn("answer to a module was not sent", "assignment", caller.Assignment, "err", err)
+			b.cfg.Log.Warn("answer to a module was not sent", "assignment", from.who, "err", err)
 		}
 	}
 	here := Reply{Node: b.cfg.NodeName}
@@ -44,21 +45,21 @@ func (b *Bus) relay(m *nats.Msg) {
 		answer(here, fail(CodeRefused, "%v", err))
 		return
 	}
-	if !b.relays.enter(caller.Assignment, mostOfOne) {
-		answer(here, fail(CodeBusy, "%s has %d calls under way, its limit; wait for some", caller.Assignment, mostOfOne))
+	if !b.relays.enter(from.who, mostOfOne) {
+		answer(here, fail(CodeBusy, "%s has %d calls under way, its limit; wait for some", from.who, mostOfOne))
 		return
 	}
 	if !b.work.begin() {
-		b.relays.leave(caller.Assignment)
+		b.relays.leave(from.who)
 		answer(here, fail(CodeUnreachable, "node %s is stopping", b.cfg.NodeName))
 		return
 	}
 	go func() {
 		defer b.work.end()
-		defer b.relays.leave(caller.Assignment)
+		defer b.relays.leave(from.who)
 		ctx, cancel := context.WithTimeout(b.work.ctx, timeLeft(m.Header))
 		defer cancel()
-		r, err := b.Call(ctx, caller, t, m.Data)
+		r, err := b.Call(ctx, from.Caller, t, m.Data)
 		if err != nil {
 			r = here
 		}

@@ -507,7 +507,7 @@ func TestLayoutFaultsAreAllReported(t *testing.T) {
 	err := m.nodes["alpha"].Apply(Layout{
 		Peers:     []Peer{{ID: "x", Name: "Be.ta", Addr: "nowhere", Pin: "AB"}},
 		Modules:   []Module{{Assignment: "a>", PublicKey: "UX", Calls: []Target{{Seat: "s", Name: "*"}}}},
-		Observers: []Observer{{Name: "eye", PublicKey: "UX"}},
+		Operators: []Operator{{Name: "eye", PublicKey: "UX"}},
 		Services: []Service{
 			{Scope: ScopeMesh, Seat: "store", Assignment: "pg", Epoch: 3, Verbs: []string{"q.r"}},
 			{Scope: ScopeNode, Seat: "store", Assignment: "pg", Handler: says("x")},
@@ -517,7 +517,7 @@ func TestLayoutFaultsAreAllReported(t *testing.T) {
 	if err == nil {
 		t.Fatal("it was accepted")
 	}
-	for _, w := range []string{`"Be.ta"`, `"nowhere"`, "64 lower-case hex", `"a>"`, "user's nkey", `"*"`, `observer "eye"`, `"q.r"`,
+	for _, w := range []string{`"Be.ta"`, `"nowhere"`, "64 lower-case hex", `"a>"`, "user's nkey", `"*"`, `operator "eye"`, `"q.r"`,
 		"no handler", "the log names beta/pg, epoch 4, not alpha/pg, epoch 3", "listed twice"} {
 		if !strings.Contains(err.Error(), w) {
 			t.Errorf("error does not say %s:\n%v", w, err)

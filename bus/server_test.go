@@ -295,11 +295,11 @@ func TestStockClientSeesAnnouncements(t *testing.T) {
 	public, err := key.PublicKey()
 	must(t, err)
 	alpha := m.nodes["alpha"]
-	alpha.layout.Observers = []Observer{{Name: "eye", PublicKey: public}}
+	alpha.layout.Operators = []Operator{{Name: "eye", PublicKey: public}}
 	m.apply()
 	_, err = m.nodes["beta"].Call(within(t, patience), Caller{Node: "beta"}, query, nil)
 	must(t, err)
-	eye, err := nats.Connect(alpha.ClientURL(), nats.Nkey(public, key.Sign), nats.CustomInboxPrefix(ObserverInbox("alpha", "eye")),
+	eye, err := nats.Connect(alpha.ClientURL(), nats.Nkey(public, key.Sign), nats.CustomInboxPrefix(OperatorInbox("alpha", "eye")),
 		nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
 	must(t, err)
 	defer eye.Close()
@@ -357,8 +357,14 @@ func TestStockClientSeesAnnouncements(t *testing.T) {
 	if len(s.Endpoints) != 2 || s.Endpoints[0].NumRequests != 1 || s.Endpoints[0].NumErrors != 0 || s.Started.IsZero() {
 		t.Errorf("stats are %+v", s)
 	}
-	// It may look, and nothing else; nor may it send answers to somebody else's inbox.
-	for _, subject := range []string{"call.alpha.eye.seat.store.query", "m.alpha.pg@alpha.tool.size", "_I.alpha.shop.x", "_O.alpha.eye.x"} {
+	// It calls through its node's meshd, as an operator of that node.
+	called, err := eye.Request(OperatorCalls("alpha", "eye")+".seat.store.query", []byte("{}"), patience)
+	must(t, err)
+	if string(called.Data) != "beta to alpha/(operator): query {}" || called.Header.Get(headerNode) != "beta" {
+		t.Errorf("called, it got %q, %v", called.Data, called.Header)
+	}
+	// It may do nothing else: not in another's name, nor send answers to somebody else's inbox.
+	for _, subject := range []string{"call.alpha.eye.seat.store.query", "call.alpha._ear.seat.store.query", "call.beta._eye.seat.store.query", "m.alpha.pg@alpha.tool.size", "_I.alpha.shop.x", "_O.alpha.eye.x"} {
 		must(t, eye.Publish(subject, nil))
 		must(t, eye.Flush())
 		if err := eye.LastError(); err == nil || !strings.Contains(err.Error(), `"`+subject+`"`) {

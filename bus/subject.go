@@ -144,8 +144,34 @@ func Inbox(node, assignment string) string { return "_I." + node + "." + assignm
 // at PREFIX.seat.SEAT.VERB, a tool at PREFIX.tool.TOOL.
 func Private(node, assignment string) string { return "m." + node + "." + assignment }
 
-// ObserverInbox is the prefix under which an observer receives announcements.
-func ObserverInbox(node, observer string) string { return "_O." + node + "." + observer }
+// OperatorInbox is the prefix under which an operator's client receives announcements and replies.
+func OperatorInbox(node, name string) string { return "_O." + node + "." + name }
+
+// operatorMark begins what stands in the place of an assignment in the calls of an operator's client. No
+// assignment begins with it.
+const operatorMark = "_"
+
+// OperatorCalls is the prefix of the subjects on which an operator's client calls: see Target.CallSubject
+// for what follows.
+func OperatorCalls(node, name string) string { return "call." + node + "." + operatorMark + name }
+
+// client is who published a call, as its subject says.
+type client struct {
+	Caller
+	who   string // for bounds and refusals
+	inbox string // the only place that replies to it may go to
+}
+
+// clientOf is the client of a call's caller as parseCall read it.
+func clientOf(c Caller) client {
+	if name, ok := strings.CutPrefix(c.Assignment, operatorMark); ok {
+		return client{Caller{Node: c.Node}, operatorLabel(name), OperatorInbox(c.Node, name)}
+	}
+	return client{c, c.Assignment, Inbox(c.Node, c.Assignment)}
+}
+
+// operatorLabel is what an operator's client goes by in refusals.
+func operatorLabel(name string) string { return operator + " " + name }
 
 // replies is the prefix under which an assignment answers its own meshd. It is one per assignment so
 // that none can answer in the place of another, whatever it guesses.

@@ -38,7 +38,7 @@ func wire(id, name string, l Layout) wiring {
 	for _, m := range l.Modules {
 		w.users = append(w.users, m.user(name))
 	}
-	for _, o := range l.Observers {
+	for _, o := range l.Operators {
 		w.users = append(w.users, o.user(name))
 	}
 	slices.Sort(w.routes)
@@ -61,15 +61,15 @@ func (m Module) user(node string) user {
 	}
 }
 
-func (o Observer) user(node string) user {
-	var publish []string
+func (o Operator) user(node string) user {
+	publish := []string{OperatorCalls(node, o.Name) + ".>"}
 	for _, verb := range []string{"INFO", "PING", "STATS"} {
 		publish = append(publish, "$SRV."+verb, "$SRV."+verb+".>")
 	}
 	return user{
-		key: o.PublicKey, name: o.Name,
+		key: o.PublicKey, name: operatorLabel(o.Name),
 		publish:   publish,
-		subscribe: []string{ObserverInbox(node, o.Name) + ".>"},
+		subscribe: []string{OperatorInbox(node, o.Name) + ".>"},
 	}
 }
 

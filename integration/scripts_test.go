@@ -29,6 +29,7 @@ func TestMain(m *testing.M) {
 		"app":    app,
 		"busapp": busapp,
 		"kvapp":  kvapp,
+		"stock":  stock,
 	})
 }
 

@@ -141,6 +141,12 @@ func (f *fakeBus) setRogues(rogues ...bus.Bound) {
 	f.rogues = rogues
 }
 
+func (f *fakeBus) Admits(publicKey string) bool {
+	l := f.now()
+	return slices.ContainsFunc(l.Operators, func(o bus.Operator) bool { return o.PublicKey == publicKey }) ||
+		slices.ContainsFunc(l.Modules, func(m bus.Module) bool { return m.PublicKey == publicKey })
+}
+
 func (f *fakeBus) Refusals() []bus.Refusal { return nil }
 
 // processes runs apps: each reads its binding files when it is started, and

@@ -12,9 +12,9 @@ import (
 )
 
 // Local is what is one node's own and no business of the log: ports that it
-// chose, children to adopt, the bus keys of its processes, addresses of the
-// others that worked. Losing it costs a restart of the children, and nothing
-// else.
+// chose, children to adopt, the bus keys of its processes and its operators,
+// addresses of the others that worked. Losing it costs a restart of the children
+// and the operators' bus credentials, and nothing else.
 type Local struct {
 	db *bbolt.DB
 }
@@ -42,7 +42,7 @@ func OpenLocal(dir string) (*Local, error) {
 		return nil, fmt.Errorf("open %s: %w", path, err)
 	}
 	err = db.Update(func(tx *bbolt.Tx) error {
-		for _, b := range [][]byte{bucketKeys, bucketChildren, bucketSettings, bucketPeers} {
+		for _, b := range [][]byte{bucketKeys, bucketChildren, bucketSettings, bucketPeers, bucketOperators} {
 			if _, err := tx.CreateBucketIfNotExists(b); err != nil {
 				return err
 			}

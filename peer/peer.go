@@ -50,8 +50,10 @@ type Bus interface {
 	Forward(ctx context.Context, assignment, suffix string, c bus.Call) ([]byte, error)
 }
 
-// Surveyor tells who answers, and what was refused; *bus.Bus is the real one.
+// Surveyor tells who answers, who may connect, and what was refused; *bus.Bus is
+// the real one.
 type Surveyor interface {
+	Admits(publicKey string) bool
 	Survey(ctx context.Context, wait time.Duration) ([]bus.Answer, error)
 	Refusals() []bus.Refusal
 }

@@ -42,7 +42,7 @@ func (n *Peer) reconcile(ctx context.Context) error {
 			changed = nil // what is applied until then is of long ago
 		}
 		next := time.Now().Add(settle)
-		if await(ctx, everythingEvery, changed, n.loops.reconcile) != nil {
+		if await(ctx, n.untilNextPass(), changed, n.loops.reconcile) != nil {
 			return nil
 		}
 		if wait := time.Until(next); wait > 0 && await(ctx, wait, nil, nil) != nil {

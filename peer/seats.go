@@ -39,6 +39,7 @@ func (n *Peer) layout(s *raftfsm.State, d raftfsm.Desired) (bus.Layout, error) {
 		}
 		l.Directory.Seats[seat] = to
 	}
+	l.Operators = n.operatorKeys()
 	for _, g := range d.Grants {
 		public, _, err := n.local.busKey(g.Assignment)
 		if err != nil {

@@ -232,7 +232,7 @@ func TestNobodyIsAskedForRenewalWhileNobodyLeads(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		before := alpha.clock.reads.Load()
 		time.Sleep(time.Minute)
-		if asked := alpha.clock.reads.Load() - before; asked > 3 {
+		if asked := alpha.clock.reads.Load() - before; asked > 12 { // 20 a second before; the comparison of who answers reads it too
 			b.Errorf("it asked %d times in a minute", asked)
 		}
 		b.node("beta").restart()

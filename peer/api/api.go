@@ -22,6 +22,9 @@
 //	POST /v1/leave    LeaveRequest -> {}
 //	POST /v1/call     Call        -> CallReply
 //	GET  /v1/verify                               Verified
+//	POST /v1/bus-credential     BusCredentialRequest -> BusLogin
+//	GET  /v1/bus-credential                       []BusCredential
+//	POST /v1/bus-credential/rm  NodeRequest -> {}, with the name of a credential
 //	GET  /v1/logs?name=&lines=&follow=            the output as text, streamed
 package api
 
@@ -69,6 +72,14 @@ type Members interface {
 	RemoveNode(ctx context.Context, actor, name string) error
 	// Leave takes this node out; forced, also where seats go dark with it.
 	Leave(ctx context.Context, actor string, force bool) error
+}
+
+// BusCredentials lets an operator's own NATS client onto the bus of this node.
+type BusCredentials interface {
+	// AddBusCredential lets the owner of a key in for ttl.
+	AddBusCredential(ctx context.Context, actor, publicKey string, ttl time.Duration) (BusLogin, error)
+	BusCredentials() []BusCredential
+	RemoveBusCredential(ctx context.Context, name string) error
 }
 
 // Logs reads what processes printed, wherever they run.
@@ -156,6 +167,29 @@ type NodeRequest struct{ Name string }
 
 // LeaveRequest takes a node out; forced, also where seats go dark with it.
 type LeaveRequest struct{ Force bool }
+
+// BusCredentialRequest asks for a key to be let in. The seed stays with whoever
+// asks.
+type BusCredentialRequest struct {
+	PublicKey string // of an nkey of a user
+	TTL       time.Duration
+}
+
+// BusCredential is a key that is let in.
+type BusCredential struct {
+	Name      string
+	PublicKey string
+	Actor     string // who asked for it
+	Expires   time.Time
+}
+
+// BusLogin is a credential, and what its client needs to know.
+type BusLogin struct {
+	BusCredential
+	URL   string
+	Inbox string // prefix of the client's inboxes
+	Calls string // prefix of the subjects on which it calls
+}
 
 // Call is a request to a seat or tool.
 type Call struct {

@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/user"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -34,6 +35,7 @@ type mesh struct {
 	actors  []string
 	fail    error
 	parts   int
+	keys    []BusCredential
 }
 
 func newMesh(t *testing.T) *mesh {
@@ -132,6 +134,21 @@ func (m *mesh) RemoveNode(_ context.Context, _, name string) error {
 
 func (m *mesh) Leave(context.Context, string, bool) error { return context.DeadlineExceeded }
 
+func (m *mesh) AddBusCredential(_ context.Context, actor, publicKey string, ttl time.Duration) (BusLogin, error) {
+	if ttl > time.Hour {
+		return BusLogin{}, &raftfsm.Rejection{Code: "bad-ttl", Text: "too long", Remedy: "choose less"}
+	}
+	m.keys = append(m.keys, BusCredential{Name: "eye", PublicKey: publicKey, Actor: actor})
+	return BusLogin{BusCredential: m.keys[0], URL: "nats://127.0.0.1:1", Inbox: "_O.alpha.eye", Calls: "call.alpha._eye"}, nil
+}
+
+func (m *mesh) BusCredentials() []BusCredential { return m.keys }
+
+func (m *mesh) RemoveBusCredential(_ context.Context, name string) error {
+	m.keys = slices.DeleteFunc(m.keys, func(c BusCredential) bool { return c.Name == name })
+	return nil
+}
+
 func (m *mesh) Logs(ctx context.Context, assignment string, lines int, follow bool, w io.Writer) error {
 	if assignment == "gone" {
 		return &raftfsm.Rejection{Code: "no-assignment", Text: "there is no assignment"}
@@ -156,7 +173,7 @@ func serve(t *testing.T, m *mesh) (path string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &Server{Reader: m, Writer: m, Caller: m, Members: m, Logs: m, Node: "alpha", Log: slog.New(slog.DiscardHandler)}
+	s := &Server{Reader: m, Writer: m, Caller: m, Members: m, Bus: m, Logs: m, Node: "alpha", Log: slog.New(slog.DiscardHandler)}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- s.Serve(ctx, l) }()
@@ -338,6 +355,19 @@ func TestTheOtherRoutes(t *testing.T) {
 	want := Detail{Tries: []Try{{Key: "mint shop@alpha/db", Class: "unreachable", Tries: 3}}, Problem: "beta does not answer"}
 	if diff := cmp.Diff(want, d); diff != "" || err != nil {
 		t.Errorf("detail: %v %s", err, diff)
+	}
+	login, err := c.AddBusCredential(t.Context(), "UX", time.Hour)
+	if err != nil || login.Calls != "call.alpha._eye" || !strings.HasSuffix(login.Actor, "@alpha") {
+		t.Errorf("bus credential: %+v, %v", login, err)
+	}
+	if _, err := c.AddBusCredential(t.Context(), "UX", 2*time.Hour); err == nil || !strings.Contains(err.Error(), "too long") {
+		t.Errorf("a bus credential that is refused: %v", err)
+	}
+	if all, err := c.BusCredentials(t.Context()); err != nil || len(all) != 1 || all[0] != login.BusCredential {
+		t.Errorf("bus credentials: %+v, %v", all, err)
+	}
+	if err := c.RemoveBusCredential(t.Context(), "eye"); err != nil || len(m.keys) != 0 {
+		t.Errorf("after its removal: %+v, %v", m.keys, err)
 	}
 	v, err := c.Verify(t.Context())
 	if err != nil || len(v.Findings) != 1 || v.Findings[0].Node != "beta" {
@@ -526,7 +556,7 @@ func TestServeEndsWithALongPollOpen(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &Server{Reader: m, Writer: m, Caller: m, Members: m, Logs: m, Node: "alpha", Log: slog.New(slog.DiscardHandler)}
+	s := &Server{Reader: m, Writer: m, Caller: m, Members: m, Bus: m, Logs: m, Node: "alpha", Log: slog.New(slog.DiscardHandler)}
 	ctx, cancel := context.WithCancel(t.Context())
 	served := make(chan error, 1)
 	go func() { served <- s.Serve(ctx, l) }()

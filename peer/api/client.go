@@ -115,6 +115,23 @@ func (c *Client) Verify(ctx context.Context) (Verified, error) {
 	return v, c.get(ctx, "/v1/verify", nil, &v)
 }
 
+// AddBusCredential has the node let the owner of a key onto its bus for ttl.
+func (c *Client) AddBusCredential(ctx context.Context, publicKey string, ttl time.Duration) (BusLogin, error) {
+	var login BusLogin
+	return login, c.post(ctx, "/v1/bus-credential", BusCredentialRequest{publicKey, ttl}, &login)
+}
+
+// BusCredentials lists those of the node that are good now.
+func (c *Client) BusCredentials(ctx context.Context) ([]BusCredential, error) {
+	var all []BusCredential
+	return all, c.get(ctx, "/v1/bus-credential", nil, &all)
+}
+
+// RemoveBusCredential ends one, and cuts off whoever is connected with it.
+func (c *Client) RemoveBusCredential(ctx context.Context, name string) error {
+	return c.post(ctx, "/v1/bus-credential/rm", NodeRequest{name}, &nothing{})
+}
+
 // Logs writes the newest lines of an assignment's output to w, and with follow
 // what comes after them until ctx ends.
 func (c *Client) Logs(ctx context.Context, assignment string, lines int, follow bool, w io.Writer) error {

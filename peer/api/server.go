@@ -40,6 +40,7 @@ type Server struct {
 	Writer  Writer
 	Caller  Caller
 	Members Members
+	Bus     BusCredentials
 	Logs    Logs
 	Node    string // this node's name, for the actor on record: "root@alpha"
 	Log     *slog.Logger
@@ -110,6 +111,10 @@ func (s *Server) routes() http.Handler {
 		"POST /v1/node/rm":   taking(s.removeNode),
 		"POST /v1/leave":     taking(s.leave),
 		"POST /v1/call":      taking(s.call),
+
+		"GET /v1/bus-credential":     s.busCredentials,
+		"POST /v1/bus-credential":    taking(s.addBusCredential),
+		"POST /v1/bus-credential/rm": taking(s.removeBusCredential),
 	} {
 		mux.HandleFunc(pattern, s.answer(answer))
 	}
@@ -355,6 +360,18 @@ func (s *Server) removeNode(ctx context.Context, actor string, n NodeRequest) (a
 
 func (s *Server) leave(ctx context.Context, actor string, l LeaveRequest) (any, error) {
 	return nothing{}, s.Members.Leave(ctx, actor, l.Force)
+}
+
+func (s *Server) busCredentials(*http.Request, string) (any, error) {
+	return s.Bus.BusCredentials(), nil
+}
+
+func (s *Server) addBusCredential(ctx context.Context, actor string, b BusCredentialRequest) (any, error) {
+	return s.Bus.AddBusCredential(ctx, actor, b.PublicKey, b.TTL)
+}
+
+func (s *Server) removeBusCredential(ctx context.Context, _ string, n NodeRequest) (any, error) {
+	return nothing{}, s.Bus.RemoveBusCredential(ctx, n.Name)
 }
 
 func (s *Server) call(ctx context.Context, _ string, c Call) (any, error) {

@@ -18,7 +18,7 @@ type backend struct{ n *node }
 
 func (n *node) backend() *api.Server {
 	b := backend{n}
-	return &api.Server{Node: n.Name, Reader: b, Writer: b, Caller: b, Members: b, Logs: b, Log: n.log.With("part", "api")}
+	return &api.Server{Node: n.Name, Reader: b, Writer: b, Caller: b, Members: b, Bus: b, Logs: b, Log: n.log.With("part", "api")}
 }
 
 // Overview is what this node knows, without asking another.
@@ -86,6 +86,26 @@ func (b backend) Verify(ctx context.Context) ([]api.Finding, error) {
 		out = append(out, api.Finding(f))
 	}
 	return out, err
+}
+
+// AddBusCredential lets a key onto this node's bus.
+func (b backend) AddBusCredential(ctx context.Context, actor, publicKey string, ttl time.Duration) (api.BusLogin, error) {
+	l, err := b.n.peer.AddBusCredential(ctx, actor, publicKey, ttl)
+	return api.BusLogin{BusCredential: api.BusCredential(l.BusCredential), URL: l.URL, Inbox: l.Inbox, Calls: l.Calls}, err
+}
+
+// BusCredentials lists those of this node.
+func (b backend) BusCredentials() []api.BusCredential {
+	out := []api.BusCredential{}
+	for _, c := range b.n.peer.BusCredentials() {
+		out = append(out, api.BusCredential(c))
+	}
+	return out
+}
+
+// RemoveBusCredential ends one.
+func (b backend) RemoveBusCredential(ctx context.Context, name string) error {
+	return b.n.peer.RemoveBusCredential(ctx, name)
 }
 
 // Token makes a join token.

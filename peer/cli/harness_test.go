@@ -49,6 +49,7 @@ type mesh struct {
 	fails   error  // of every proposal
 	docs    int    // pushes committed
 	own     uint64 // of every plan
+	keys    []api.BusCredential
 
 	meanwhile func(*mesh) error // happens once, between the plan and its push
 }
@@ -263,6 +264,30 @@ func (m *mesh) RemoveNode(_ context.Context, _, name string) error {
 
 func (m *mesh) Leave(context.Context, string, bool) error { return m.fails }
 
+func (m *mesh) AddBusCredential(_ context.Context, actor, publicKey string, ttl time.Duration) (api.BusLogin, error) {
+	if ttl > time.Hour {
+		return api.BusLogin{}, &raftfsm.Rejection{Code: "bad-ttl", Text: "a bus credential cannot be good for so long", Remedy: "choose less"}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	c := api.BusCredential{Name: "k3j9x2ab", PublicKey: publicKey, Actor: actor, Expires: time.Now().Add(ttl)}
+	m.keys = append(m.keys, c)
+	return api.BusLogin{BusCredential: c, URL: "nats://127.0.0.1:4222", Inbox: "_O.alpha.k3j9x2ab", Calls: "call.alpha._k3j9x2ab"}, nil
+}
+
+func (m *mesh) BusCredentials() []api.BusCredential {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Clone(m.keys)
+}
+
+func (m *mesh) RemoveBusCredential(_ context.Context, name string) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.keys = slices.DeleteFunc(m.keys, func(c api.BusCredential) bool { return c.Name == name })
+	return nil
+}
+
 func (m *mesh) Logs(_ context.Context, assignment string, lines int, _ bool, w io.Writer) error {
 	if assignment == "shop@beta" {
 		return nil // it was not started yet
@@ -279,7 +304,7 @@ func (m *mesh) serve(t *testing.T) (socket string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &api.Server{Reader: m, Writer: m, Caller: m, Members: m, Logs: m, Node: "alpha", Log: slog.New(slog.DiscardHandler)}
+	s := &api.Server{Reader: m, Writer: m, Caller: m, Members: m, Bus: m, Logs: m, Node: "alpha", Log: slog.New(slog.DiscardHandler)}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- s.Serve(ctx, l) }()

@@ -94,6 +94,7 @@ func newRootCommand() *cobra.Command {
 		newRetainedCommand(),
 		newCallCommand(),
 		newToolsCommand(),
+		newBusCredentialCommand(),
 		newLogsCommand(),
 		newEventsCommand(),
 		newVerifyCommand(),
