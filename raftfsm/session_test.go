@@ -276,7 +276,8 @@ func TestAManualSeatGoesDark(t *testing.T) {
 	if !b.happened("seat store is dark: the lease of node alpha, where pg-main holds it, has ended; failover is manual") {
 		t.Errorf("the last event is %q", b.Events[len(b.Events)-1].Text)
 	}
-	b.ok("alpha", hold(b, "store", "pg-apps", 0)) // somebody names its holder
+	b.ok("alpha", MoveSeat{Seat: "store", Node: "beta"}) // somebody names its holder
+	b.ok("alpha", hold(b, "store", "pg-apps", 0))
 	b.dark("store", "")
 	b.ok("alpha", Remove{WhatAssignment, "pg-apps"})
 	b.close("beta")
