@@ -131,8 +131,10 @@ func (b *Bus) Admits(publicKey string) bool {
 	return slices.ContainsFunc(b.wired.users, func(u user) bool { return u.key == publicKey })
 }
 
-// Refusals lists what the bus kept from modules since the start, the newest first, at most 100.
-func (b *Bus) Refusals() []Refusal { return b.host.log.list() }
+// Refusals lists what the bus keeps from who is connected, the newest first, at most 100.
+func (b *Bus) Refusals() []Refusal {
+	return b.host.log.list(func(client uint64) bool { return b.host.srv.GetClient(client) != nil })
+}
 
 // Apply makes l true: it stops answering what l does not list, then changes routes, keys and rights by
 // one reload of the server if these differ, then answers what is new. It does nothing for what is

@@ -12,16 +12,36 @@ import (
 	"time"
 )
 
-// maxRefusals bounds the refusals that are remembered; the one longest quiet makes room.
-const maxRefusals = 100
+const (
+	// maxRefusals bounds the refusals that are remembered; the one longest quiet makes room.
+	maxRefusals = 100
+	// maxClients bounds the connections of one refusal that are remembered, the newest: a process has
+	// one, and a restart of it that is refused as well has another.
+	maxClients = 8
+	// quietAfter is how long after the last time something that is refused each time that it is tried,
+	// as a publication is, counts as over.
+	quietAfter = 10 * time.Minute
+)
 
-// Refusal is a subject that the bus kept from an assignment. It cost the assignment that subject only.
+// What is refused to an assignment.
+const (
+	ActionPublish   = "publish"
+	ActionSubscribe = "subscribe"
+	ActionReply     = "reply" // the inbox of a call was not the caller's own
+)
+
+// Refusal is a subject that the bus keeps from an assignment. It costs the assignment that subject only.
+// It is over when those connections are closed that were refused it, when the subject is granted, or,
+// but for a subscription, when it was not tried for 10 minutes.
 type Refusal struct {
-	Assignment string
-	Action     string // publish, subscribe, or reply: the inbox of a call was not the caller's own
+	Assignment string // or "(operator) NAME"
+	Action     string
 	Subject    string
 	Count      uint64
+	First      time.Time
 	Last       time.Time
+
+	clients []uint64 // ids of connections; 0 where that is not known
 }
 
 // serverLog receives the server's log. It passes lines on, keeps a fatal one as the start's error, and
@@ -31,26 +51,23 @@ type serverLog struct {
 
 	mu       sync.Mutex
 	fatality error
-	names    map[string]string // public key to assignment
+	users    map[string]user // by public key
 	refusals map[refusalKey]*Refusal
 }
-
-// actionReply is a call whose reply would not have gone to its caller's own inbox.
-const actionReply = "reply"
 
 type refusalKey struct{ assignment, action, subject string }
 
 func newServerLog(log *slog.Logger) *serverLog {
-	return &serverLog{log: log, names: map[string]string{}, refusals: map[refusalKey]*Refusal{}}
+	return &serverLog{log: log, users: map[string]user{}, refusals: map[refusalKey]*Refusal{}}
 }
 
-// name takes over whose keys are whose.
+// name takes over whose keys are whose, and what they may say.
 func (l *serverLog) name(users []user) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	clear(l.names)
+	clear(l.users)
 	for _, u := range users {
-		l.names[u.key] = u.name
+		l.users[u.key] = u
 	}
 }
 
@@ -60,22 +77,26 @@ func (l *serverLog) fatal() error {
 	return l.fatality
 }
 
-// refuse counts a refusal, and logs it the first time.
-func (l *serverLog) refuse(assignment, action, subject string) {
+// refuse counts a refusal to a connection, and logs it the first time.
+func (l *serverLog) refuse(client uint64, assignment, action, subject string) {
 	k := refusalKey{assignment, action, subject}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	r := l.refusals[k]
+	now := time.Now()
 	if r == nil {
 		if len(l.refusals) >= maxRefusals {
 			l.forgetQuietest()
 		}
-		r = &Refusal{Assignment: assignment, Action: action, Subject: subject}
+		r = &Refusal{Assignment: assignment, Action: action, Subject: subject, First: now}
 		l.refusals[k] = r
 		l.log.Warn("bus refused a subject", "assignment", assignment, "action", action, "subject", subject)
 	}
 	r.Count++
-	r.Last = time.Now()
+	r.Last = now
+	if !slices.Contains(r.clients, client) {
+		r.clients = append(r.clients[max(0, len(r.clients)+1-maxClients):], client)
+	}
 }
 
 func (l *serverLog) forgetQuietest() {
@@ -89,13 +110,27 @@ func (l *serverLog) forgetQuietest() {
 	delete(l.refusals, quietest)
 }
 
-// list gives the refusals, the newest first.
-func (l *serverLog) list() []Refusal {
+// list gives the refusals, the newest first, and forgets those that are over. Open says whether the
+// connection of that id is.
+func (l *serverLog) list(open func(client uint64) bool) []Refusal {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	granted, now := map[refusalKey]bool{}, time.Now()
+	for _, u := range l.users {
+		for _, subject := range u.publish {
+			granted[refusalKey{u.name, ActionPublish, subject}] = true
+		}
+	}
 	out := make([]Refusal, 0, len(l.refusals))
-	for _, r := range l.refusals {
+	for k, r := range l.refusals {
+		r.clients = slices.DeleteFunc(r.clients, func(id uint64) bool { return id != 0 && !open(id) })
+		quiet := k.action != ActionSubscribe && now.Sub(r.Last) > quietAfter
+		if len(r.clients) == 0 || quiet || granted[k] {
+			delete(l.refusals, k)
+			continue
+		}
 		out = append(out, *r)
+		out[len(out)-1].clients = nil
 	}
 	slices.SortFunc(out, func(a, b Refusal) int { return b.Last.Compare(a.Last) })
 	return out
@@ -104,44 +139,44 @@ func (l *serverLog) list() []Refusal {
 // violation matches what the server (v2.15) logs when it refuses a subject: ADDRESS - cid:N -
 // "CLIENT" - "MOD/nkey:KEY" - Publish Violation - Subject "S". What a client may choose, its name and
 // the subject, is quoted by the server, so the first unescaped match is the server's own.
-var violation = regexp.MustCompile(`"MOD/nkey:(U[A-Z2-7]{55})" - (Publish|Subscription) Violation - (Subject|Reply) ("(?:[^"\\]|\\.)*")`)
+var violation = regexp.MustCompile(`(?s)^\S+ - cid:(\d+) - .*?"MOD/nkey:(U[A-Z2-7]{55})" - (Publish|Subscription) Violation - (Subject|Reply) ("(?:[^"\\]|\\.)*")`)
 
-// asViolation reads a refusal out of a line of the server's log.
-func (l *serverLog) asViolation(line string) (assignment, action, subject string, ok bool) {
+// refusedIn reads a refusal out of a line of the server's log.
+func (l *serverLog) refusedIn(line string) bool {
 	m := violation.FindStringSubmatch(line)
 	if m == nil {
-		return "", "", "", false
+		return false
 	}
-	subject, err := strconv.Unquote(m[4])
+	subject, err := strconv.Unquote(m[5])
 	if err != nil {
-		return "", "", "", false
+		return false
 	}
+	client, err := strconv.ParseUint(m[1], 10, 64)
+	if err != nil {
+		return false
+	}
+	action := ActionPublish
 	switch {
-	case m[3] == "Reply":
-		action = actionReply
-	case m[2] == "Subscription":
-		action = "subscribe"
-	default:
-		action = "publish"
+	case m[4] == "Reply":
+		action = ActionReply
+	case m[3] == "Subscription":
+		action = ActionSubscribe
 	}
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	assignment, known := l.names[m[1]]
+	u, known := l.users[m[2]]
+	l.mu.Unlock()
 	if !known {
-		assignment = m[1]
+		u.name = m[2]
 	}
-	return assignment, action, subject, true
+	l.refuse(client, u.name, action, subject)
+	return true
 }
 
 // Errorf implements server.Logger.
 func (l *serverLog) Errorf(format string, args ...any) {
 	line := compose(format, args)
-	if assignment, action, subject, ok := l.asViolation(line); ok {
-		l.refuse(assignment, action, subject)
+	if l.refusedIn(line) || strings.Contains(line, gossipAddr) { // the one dial per gossiped peer that fails by intent
 		return
-	}
-	if strings.Contains(line, gossipAddr) {
-		return // the one dial per gossiped peer that fails by intent
 	}
 	l.log.Error("NATS server", "line", line)
 }

@@ -32,7 +32,7 @@ func (b *Bus) relay(m *nats.Msg) {
 	from := clientOf(caller)
 	if !below(from.inbox, m.Reply) {
 		// Whatever subject stands here, meshd would publish to it: only the caller's own will do.
-		b.host.log.refuse(from.who, actionReply, m.Reply)
+		b.host.log.refuse(0, from.who, ActionReply, m.Reply)
 		return
 	}
 	answer := func(r Reply, err error) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -402,4 +403,78 @@ func TestRemovedModuleIsCutAloneAndApplyIsIdempotent(t *testing.T) {
 	if stays.Statistics.Reconnects != 0 {
 		t.Error("the other was cut too")
 	}
+}
+
+// TestARefusalGoesWhenItIsGone: a subscription with the connection that asked for it, a publication when
+// it is granted.
+func TestARefusalGoesWhenItIsGone(t *testing.T) {
+	m := newMesh(t, "alpha")
+	m.hold("store", "alpha", 2, says("alpha"), "query")
+	m.hold("mail", "alpha", 3, says("alpha"), "send")
+	send := Target{Seat: "mail", Name: "send"}
+	old, fresh := m.module("alpha", "old"), m.module("alpha", "fresh")
+	m.apply()
+	alpha := m.nodes["alpha"]
+	list := func() string {
+		var out []string
+		for _, r := range alpha.Refusals() {
+			out = append(out, r.Assignment+" "+r.Action+" "+r.Subject)
+		}
+		slices.Sort(out)
+		return strings.Join(out, ", ")
+	}
+	const stolen = "old subscribe seat.store.query"
+	hear := func() {
+		old.connect(nats.NoReconnect())
+		_, err := old.SubscribeSync("seat.store.query")
+		must(t, err)
+		must(t, old.Flush())
+	}
+	fresh.connect()
+	hear()
+	subject := send.CallSubject(Caller{"alpha", "fresh"})
+	must(t, fresh.Publish(subject, nil))
+	must(t, fresh.PublishRequest("r.alpha.fresh.x", "_R_.x", nil))
+	must(t, fresh.Flush())
+	if got := list(); got != "fresh publish "+subject+", fresh reply _R_.x, "+stolen {
+		t.Errorf("refused are %s", got)
+	}
+	first := alpha.Refusals()[2].First
+
+	// A second build of the same beside the first: it is over when both are gone.
+	one := old.Conn
+	hear()
+	one.Close()
+	wait(t, "one connection to be gone", func() bool { return alpha.host.srv.NumClients() == 3+2 })
+	if r := alpha.Refusals(); !strings.Contains(list(), stolen) || !slices.ContainsFunc(r, func(r Refusal) bool { return r.Count == 2 && r.First.Equal(first) }) {
+		t.Errorf("with one of two gone, refused are %+v", r)
+	}
+	old.Close()
+	wait(t, "the old build's refusal to be over", func() bool { return !strings.Contains(list(), stolen) })
+	hear()
+	if !strings.Contains(list(), stolen) {
+		t.Errorf("when it is back, refused are %s", list())
+	}
+
+	// The grant ends the refusal of what is granted, and cuts nobody.
+	id, err := fresh.GetClientID()
+	must(t, err)
+	alpha.layout.Modules = slices.Clone(alpha.layout.Modules)
+	alpha.layout.Modules[1].Calls = []Target{send}
+	m.apply()
+	if got := list(); got != "fresh reply _R_.x, "+stolen {
+		t.Errorf("after the grant, refused are %s", got)
+	}
+	r, err := fresh.call(send, "x")
+	must(t, err)
+	if string(r.Data) != "alpha to alpha/fresh: send x" {
+		t.Errorf("granted, it got %q %v", r.Data, r.Header)
+	}
+	if now, err := fresh.GetClientID(); err != nil || now != id {
+		t.Errorf("connection %d became %d (%v)", id, now, err)
+	}
+	// So does the end of the assignment.
+	alpha.layout.Modules = alpha.layout.Modules[1:]
+	m.apply()
+	wait(t, "the refusal of a removed module to be over", func() bool { return list() == "fresh reply _R_.x" })
 }

@@ -105,12 +105,13 @@ type Overview struct {
 	Now     time.Time       // by this node's clock
 }
 
-// Refusal is subjects of the bus that an assignment asked for and was not
-// granted.
+// Refusal is a subject of the bus that an assignment asks for and is not granted.
 type Refusal struct {
 	Assignment string
+	Action     string // publish, subscribe, or reply: as package bus has it
 	Subject    string
 	Count      int
+	First      time.Time
 	Last       time.Time
 }
 

@@ -39,7 +39,7 @@ func (b backend) Overview(context.Context) (api.Overview, error) {
 		o.Voters = append(o.Voters, name(id))
 	}
 	for _, r := range b.n.bus.Refusals() {
-		o.Refused = append(o.Refused, api.Refusal{Assignment: r.Assignment, Subject: r.Subject, Count: int(r.Count), Last: r.Last})
+		o.Refused = append(o.Refused, api.Refusal{Assignment: r.Assignment, Action: r.Action, Subject: r.Subject, Count: int(r.Count), First: r.First, Last: r.Last})
 	}
 	return o, nil
 }

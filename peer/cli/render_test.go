@@ -70,7 +70,7 @@ node: alpha
 		{Key: "check shop@beta/db 1", Step: "log in", Class: "unreachable", Text: "dial tcp 10.0.0.1:5432: connect: connection refused", Since: noon.Add(15 * time.Second), Tries: 12, Next: noon.Add(95 * time.Second)},
 		{Key: "pg-main/postgres-database: withdraw report@beta/db#22", Step: "end sessions", Class: "denied", Text: "permission denied", Since: noon.Add(15 * time.Second), Tries: 2, Next: noon},
 	}
-	m.over.Refused = []api.Refusal{{Assignment: "shop@gamma", Subject: "call.beta.>", Count: 3, Last: noon}}
+	m.over.Refused = []api.Refusal{{Assignment: "shop@gamma", Action: "publish", Subject: "call.beta.>", Count: 3, First: noon.Add(-time.Hour), Last: noon}}
 	m.later = 70 * time.Second
 	return m
 }

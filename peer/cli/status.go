@@ -180,9 +180,9 @@ func problemTable(o api.Overview, all []problem) table {
 }
 
 func refusedTable(o api.Overview, all []api.Refusal) table {
-	t := table{heads: []string{"ASSIGNMENT", "SUBJECT", "TIMES", "LAST"}, state: -1}
+	t := table{heads: []string{"ASSIGNMENT", "MAY NOT", "TIMES", "SINCE", "LAST"}, state: -1}
 	for _, r := range all {
-		t.rows = append(t.rows, []string{r.Assignment, r.Subject, fmt.Sprint(r.Count), ago(o.Now, r.Last)})
+		t.rows = append(t.rows, []string{r.Assignment, r.Action + " " + r.Subject, fmt.Sprint(r.Count), ago(o.Now, r.First), ago(o.Now, r.Last)})
 	}
 	return t
 }
