@@ -52,6 +52,7 @@ import (
 	"maps"
 	"math"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -168,6 +169,7 @@ func New(cfg Config) (*Supervisor, error) {
 	if err := unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		cfg.Log.Warn("inherited files stay open in children", "err", err)
 	}
+	hearIgnored()
 	if err := os.MkdirAll(cfg.Dir, 0o750); err != nil {
 		return nil, fmt.Errorf("make the supervision directory: %w", err)
 	}
@@ -187,6 +189,17 @@ func New(cfg Config) (*Supervisor, error) {
 		workers:  map[string]*worker{},
 		children: map[int]bool{},
 	}, nil
+}
+
+// hearIgnored makes this process ignore by itself what it was started to ignore, as by
+// nohup: what is ignored at exec stays so in children, for good, and they could not be
+// told to reload.
+func hearIgnored() {
+	for _, sig := range []os.Signal{unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2, unix.SIGTERM} {
+		if signal.Ignored(sig) {
+			signal.Notify(make(chan os.Signal, 1), sig)
+		}
+	}
 }
 
 // Run adopts the children of the run before, and supervises until ctx ends. It

@@ -8,6 +8,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"os/exec"
+	"os/signal"
 	"os/user"
 	"path/filepath"
 	"slices"
@@ -452,7 +453,11 @@ func TestHealthTimeoutAndGrace(t *testing.T) {
 	}
 }
 
+// TestSignal under nohup: whoever started us ignores hangups, and a shell cannot trap
+// what is ignored when it begins.
 func TestSignal(t *testing.T) {
+	signal.Ignore(syscall.SIGHUP)
+	t.Cleanup(func() { signal.Reset(syscall.SIGHUP) })
 	b := run(t, newDir(t))
 	b.Set([]Spec{shell("hup@a", `trap "echo reloaded" HUP; echo ready; while :; do sleep 0.05; done`)}, nil)
 	has := func(text string) func() bool {
