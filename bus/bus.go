@@ -67,6 +67,7 @@ type Bus struct {
 	forward *forwarder
 	work    work
 	relays  limiter
+	flights flights
 
 	bound atomic.Pointer[[]*service] // those in services, for who does not apply
 
@@ -152,6 +153,7 @@ func (b *Bus) Apply(l Layout) error {
 	old := b.view.Load()
 	b.view.Store(&view{Layout: l, changed: make(chan struct{})})
 	b.seen.keep(l.Directory.Seats)
+	b.flights.land(l.Directory)
 	b.dismiss(l.Services)
 	var faults []error
 	if w := wire(b.cfg.NodeID, b.cfg.NodeName, l); !reflect.DeepEqual(w, b.wired) {

@@ -29,7 +29,8 @@ const (
 
 // Call asks for t in the name of caller and returns the answer, or a *CallError that says why there is
 // none. It takes 5 s at most, or until ctx ends, and never more than 60 s. Within that time it follows
-// a seat that moves; it repeats a request only if that has certainly not run.
+// a seat that moves; it repeats a request only if that has certainly not run, or if the verb is
+// idempotent.
 func (b *Bus) Call(ctx context.Context, caller Caller, t Target, data []byte) (Reply, error) {
 	if err := errors.Join(t.validate(), checkToken("node", caller.Node)); err != nil {
 		return Reply{}, fail(CodeRefused, "%v", err)
@@ -49,21 +50,29 @@ func (b *Bus) Call(ctx context.Context, caller Caller, t Target, data []byte) (R
 	defer b.work.end()
 
 	var hint Holder // a newer one than our own log has, learnt from a node that lost the seat
-	began := time.Now()
-	for pause, tries := firstPause, 1; ; tries++ {
+	past := tries{began: time.Now()}
+	for pause := firstPause; ; {
 		v := b.view.Load()
+		past.n++
 		node, err := v.Directory.locate(t, hint)
-		dark := errors.Is(err, &CallError{Code: CodeNoHolder}) && time.Since(began) < darkPatience
+		dark := codeIs(err, CodeNoHolder) && past.darkFor() < darkPatience
 		if err != nil && !dark {
-			return Reply{}, err
+			return Reply{}, past.sum(err)
 		}
-		var reply Reply
 		var moved Holder
 		if !dark {
-			reply, moved, err = b.ask(ctx, caller, t, node, data)
-		}
-		if err == nil || !dark && (!errors.Is(err, &CallError{Code: CodeNotHolder}) && !errors.Is(err, &CallError{Code: CodeUnreachable})) {
-			return reply, err
+			past.dark = time.Time{}
+			var reply Reply
+			reply, moved, err = b.ask(ctx, caller, t, v, max(hint.Epoch, v.Directory.Seats[t.Seat].Holder.Epoch), node, data)
+			switch {
+			case err == nil:
+				return reply, nil
+			case codeIs(err, CodeNotHolder, CodeUnreachable):
+			case codeIs(err, CodeUncertain, CodeOldEpoch) && v.Directory.idempotent(t):
+				past.doubt = true
+			default:
+				return Reply{}, past.sum(err)
+			}
 		}
 		if moved.Epoch > max(hint.Epoch, v.Directory.Seats[t.Seat].Holder.Epoch) {
 			hint = moved
@@ -76,25 +85,70 @@ func (b *Bus) Call(ctx context.Context, caller Caller, t Target, data []byte) (R
 			pause = min(2*pause, lastPause)
 		case <-ctx.Done():
 			again.Stop()
-			return Reply{}, gaveUp(err, tries, time.Since(began))
+			return Reply{}, past.gaveUp(err)
 		case <-b.work.quit:
 			again.Stop()
-			return Reply{}, fail(CodeUnreachable, "node %s is stopping", b.cfg.NodeName)
+			return Reply{}, past.sum(fail(CodeUnreachable, "node %s is stopping", b.cfg.NodeName))
 		}
 		again.Stop()
 		if deadline, _ := ctx.Deadline(); time.Until(deadline) < leastTime {
-			return Reply{}, gaveUp(err, tries, time.Since(began))
+			return Reply{}, past.gaveUp(err)
 		}
 	}
 }
 
-// gaveUp keeps the last reason and adds how long it held.
-func gaveUp(err error, tries int, after time.Duration) error {
-	var ce *CallError
-	if !errors.As(err, &ce) {
-		return fail(CodeUnreachable, "%v", err)
+// tries are the requests of one call.
+type tries struct {
+	n     int
+	began time.Time
+	dark  time.Time // since when the seat has had nobody who may answer it; zero while it has
+	doubt bool      // one of them may have run
+}
+
+// darkFor is how long the seat, which is dark now, has been so.
+func (t *tries) darkFor() time.Duration {
+	if t.dark.IsZero() {
+		t.dark = time.Now()
 	}
-	return fail(ce.Code, "%s (asked %d times in %v; it has not run)", ce.Text, tries, after.Round(time.Millisecond))
+	return time.Since(t.dark)
+}
+
+// gaveUp keeps the last reason and adds how long it held.
+func (t tries) gaveUp(err error) error {
+	ran := "it has not run"
+	if t.doubt {
+		ran = "it may have run"
+	}
+	ce := asCallError(err)
+	return t.sum(fail(ce.Code, "%s (asked %d times in %v; %s)", ce.Text, t.n, time.Since(t.began).Round(time.Millisecond), ran))
+}
+
+// sum is what a call ends with whose last try ended with err. Where one before may have run, no code
+// may claim that none has.
+func (t tries) sum(err error) error {
+	ce := asCallError(err)
+	if t.doubt && ce.Code != CodeTimedOut && ce.Code != CodeOldEpoch && ce.Code != CodeUncertain {
+		return fail(CodeUncertain, "%s; a try before may have run", ce.Text)
+	}
+	return ce
+}
+
+func asCallError(err error) *CallError {
+	var ce *CallError
+	if errors.As(err, &ce) {
+		return ce
+	}
+	return fail(CodeUnreachable, "%v", err)
+}
+
+func codeIs(err error, codes ...Code) bool {
+	var ce *CallError
+	return errors.As(err, &ce) && slices.Contains(codes, ce.Code)
+}
+
+// idempotent reports whether a request that may have run may be made again.
+func (d Directory) idempotent(t Target) bool {
+	return t.meshSeat() && slices.Contains(d.Seats[t.Seat].Idempotent, t.Name)
 }
 
 // locate finds the node to ask, or says what is wrong with asking.
@@ -144,8 +198,9 @@ func (d Directory) check(t Target) error {
 	}
 }
 
-// ask sends one request to one node. Moved is the holder that a node names which is it no more.
-func (b *Bus) ask(ctx context.Context, caller Caller, t Target, node string, data []byte) (r Reply, moved Holder, err error) {
+// ask sends one request to one node, which is a mesh seat's holder of an epoch as v or a hint has it.
+// Moved is the holder that a node names which is it no more.
+func (b *Bus) ask(ctx context.Context, caller Caller, t Target, v *view, epoch uint64, node string, data []byte) (r Reply, moved Holder, err error) {
 	m := nats.NewMsg(t.at(node))
 	m.Data = data
 	m.Header.Set(headerCaller, caller.String())
@@ -154,10 +209,20 @@ func (b *Bus) ask(ctx context.Context, caller Caller, t Target, node string, dat
 		limit = time.Until(deadline)
 	}
 	m.Header.Set(headerDeadline, strconv.FormatInt(max(limit.Milliseconds(), 1), 10))
+	if t.meshSeat() {
+		var end func()
+		ctx, end = b.flights.begin(ctx, t.Seat, epoch)
+		defer end()
+		if now := b.view.Load(); now != v {
+			b.flights.land(now.Directory)
+		}
+	}
 	sent := b.cfg.Clock()
 	got, err := b.host.mesh.RequestMsgWithContext(ctx, m)
 	took := b.cfg.Clock() - sent
 	switch {
+	case err != nil && errors.Is(ctx.Err(), context.Canceled):
+		return Reply{}, Holder{}, fail(CodeUncertain, "node %s was asked for %s and has not answered: %v; it may have run", node, t, context.Cause(ctx))
 	case errors.Is(err, nats.ErrNoResponders):
 		return Reply{}, Holder{}, fail(CodeUnreachable, "node %s is silent: nothing there answers %s", node, t)
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, nats.ErrTimeout):

@@ -51,9 +51,10 @@ type Directory struct {
 
 // Seat is a mesh seat. A zero Holder says that nobody is named.
 type Seat struct {
-	Verbs  []string
-	Holder Holder
-	Dark   string // why nobody may answer it, as far as the log knows; empty while somebody may
+	Verbs      []string
+	Idempotent []string // those of Verbs that are idempotent
+	Holder     Holder
+	Dark       string // why nobody may answer it, as far as the log knows; empty while somebody may
 }
 
 // Holder is the assignment that the log names for a mesh seat. Epoch grows with each naming.

@@ -465,7 +465,7 @@ func calls(ctx context.Context, s *stage, ts *testscript.TestScript, args []stri
 	group.SetLimit(callsAtOnce)
 	for range times {
 		group.Go(func() error {
-			r, err := client.Call(ctx, args[2], []byte("{}"))
+			r, err := client.Call(ctx, args[2], []byte("{}"), 0)
 			if err != nil {
 				return err
 			}

@@ -123,7 +123,7 @@ func (l *loop) run(ctx context.Context, socket, target string, first chan struct
 	defer client.Close()
 	for ctx.Err() == nil {
 		began := time.Now()
-		r, err := client.Call(context.WithoutCancel(ctx), target, []byte("{}"))
+		r, err := client.Call(context.WithoutCancel(ctx), target, []byte("{}"), 0)
 		if err != nil {
 			l.failed = append(l.failed, err)
 		} else {

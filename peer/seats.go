@@ -33,7 +33,7 @@ func (n *Peer) layout(s *raftfsm.State, d raftfsm.Desired) (bus.Layout, error) {
 		l.Directory.Nodes[m.Name] = directory(there)
 	}
 	for seat, name := range d.Holders {
-		to := bus.Seat{Verbs: name.Verbs, Dark: name.Dark}
+		to := bus.Seat{Verbs: name.Verbs, Idempotent: name.Idempotent, Dark: name.Dark}
 		if name.Node != "" {
 			to.Holder = bus.Holder{Node: name.Node, Assignment: name.Assignment, Epoch: name.Epoch}
 		}

@@ -156,6 +156,13 @@ func (t *tx) checkSeat(n Seat) *Rejection {
 			return at(path+"/verbs", r)
 		}
 	}
+	for _, verb := range n.Idempotent {
+		if !slices.Contains(n.Verbs, verb) {
+			r := reject("no-such-verb", path+"/idempotent", fmt.Sprintf("%q is to be idempotent, and seat %s has no such verb", clip(verb), n.Name), "add it to verbs, or leave it out of idempotent")
+			r.Candidates = nearest(verb, n.Verbs)
+			return r
+		}
+	}
 	if n.Delivers != "" {
 		if r := CheckName("kind", n.Delivers); r != nil {
 			return at(path+"/delivers", r)
@@ -164,6 +171,9 @@ func (t *tx) checkSeat(n Seat) *Rejection {
 	switch n.Scope {
 	case ScopeMesh:
 	case ScopeNode:
+		if len(n.Idempotent) > 0 {
+			return reject("no-holder", path+"/idempotent", fmt.Sprintf("seat %s has scope node: a call asks one node, and is not made again elsewhere", n.Name), "leave idempotent out, or write scope: mesh")
+		}
 		if n.Want != "" || n.Failover != "" {
 			return reject("no-holder", path, fmt.Sprintf("seat %s has scope node: every node that runs a claimant serves it, and there is no holder to name or to replace", n.Name), "leave holder and failover out, or write scope: mesh")
 		}

@@ -57,7 +57,8 @@ type Holder struct {
 	Assignment string
 	Epoch      uint64
 	Verbs      []string
-	Dark       string // why nobody may answer it, for users; "" when Assignment may, as long as its node's lease lasts
+	Idempotent []string // idempotent verbs
+	Dark       string   // why nobody may answer it, for users; "" when Assignment may, as long as its node's lease lasts
 }
 
 // Grant is what one assignment may call.
@@ -168,7 +169,7 @@ func (s *State) Desired(id string) Desired {
 
 func (s *State) desiredSeat(d *Desired, seat Seat, id string, here []string) {
 	if seat.Scope == ScopeMesh {
-		holder := Holder{Epoch: seat.Epoch, Verbs: seat.Verbs, Dark: s.Dark(seat)}
+		holder := Holder{Epoch: seat.Epoch, Verbs: seat.Verbs, Idempotent: seat.Idempotent, Dark: s.Dark(seat)}
 		if a, ok := s.Assignments[seat.Holder]; ok {
 			holder.Node, holder.Assignment = s.NodeName(a.Node), a.Name
 			if a.Node == id {

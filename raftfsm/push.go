@@ -177,7 +177,7 @@ func (t *tx) pushSeats(docs Documents) *Rejection {
 		seen[n.Name] = true
 		old, was := t.Seats[n.Name]
 		next := old
-		next.Name, next.Scope, next.Delivers, next.Verbs, next.Want, next.Failover = n.Name, n.Scope, n.Delivers, n.Verbs, n.Want, n.Failover
+		next.Name, next.Scope, next.Delivers, next.Verbs, next.Idempotent, next.Want, next.Failover = n.Name, n.Scope, n.Delivers, n.Verbs, n.Idempotent, n.Want, n.Failover
 		if was && same(old, next) {
 			continue
 		}

@@ -137,12 +137,13 @@ const (
 
 // Seat is a role with verbs on the bus.
 type Seat struct {
-	Name     string
-	Scope    string
-	Delivers string   `json:",omitempty"` // kind whose default provider the holder is
-	Verbs    []string `json:",omitempty"`
-	Want     string   `json:",omitempty"` // assignment that the user named as holder
-	Failover string   `json:",omitempty"` // FailoverAuto, FailoverManual, or "": see FailsOver
+	Name       string
+	Scope      string
+	Delivers   string   `json:",omitempty"` // kind whose default provider the holder is
+	Verbs      []string `json:",omitempty"`
+	Idempotent []string `json:",omitempty"` // those of Verbs that are idempotent: a call that may have run is made again
+	Want       string   `json:",omitempty"` // assignment that the user named as holder
+	Failover   string   `json:",omitempty"` // FailoverAuto, FailoverManual, or "": see FailsOver
 
 	Holder  string    `json:",omitempty"` // assignment; written by the leader
 	Epoch   uint64    `json:",omitempty"` // Generation<<48 | index of the entry that named or vacated it, or gave it its Session

@@ -159,7 +159,7 @@ func answer(ctx context.Context, c *api.Client) (r api.CallReply, err error) {
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	for {
-		r, err = c.Call(ctx, "clock.now", []byte("{}"))
+		r, err = c.Call(ctx, "clock.now", []byte("{}"), 0)
 		var e *api.Error
 		if err == nil || ctx.Err() != nil || !errors.As(err, &e) || e.Code != "no-holder" && e.Code != "unreachable" && e.Code != "not-the-holder" {
 			return r, err

@@ -196,7 +196,14 @@ type BusLogin struct {
 type Call struct {
 	Target string
 	Data   json.RawMessage
+	Within time.Duration // for the answer; 0: DefaultWithin; at most MaxWithin
 }
+
+// How long a call may take.
+const (
+	DefaultWithin = 5 * time.Second
+	MaxWithin     = time.Minute
+)
 
 // CallReply is what answered, and as whom.
 type CallReply struct {

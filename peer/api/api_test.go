@@ -386,14 +386,14 @@ func TestTheOtherRoutes(t *testing.T) {
 	if err := c.Leave(t.Context(), false); !errors.As(err, &e) || e.Code != CodeTimeout || e.Status != http.StatusGatewayTimeout {
 		t.Errorf("leave: %+v", err)
 	}
-	r, err := c.Call(t.Context(), "store.size", []byte(`{"a":"<1>"}`))
+	r, err := c.Call(t.Context(), "store.size", []byte(`{"a":"<1>"}`), 0)
 	if err != nil || string(r.Data) != `{"a":"<1>"}` || r.Epoch != 7 || r.Node != "alpha" {
 		t.Errorf("call: %+v, %v", r, err)
 	}
-	if _, err = c.Call(t.Context(), "store.text", nil); !errors.As(err, &e) || e.Code != CodeBadReply {
+	if _, err = c.Call(t.Context(), "store.text", nil, 0); !errors.As(err, &e) || e.Code != CodeBadReply {
 		t.Errorf("a reply that is not JSON: %+v", err)
 	}
-	if _, err = c.Call(t.Context(), "x.y", nil); !errors.As(err, &e) || e.Code != "unknown" {
+	if _, err = c.Call(t.Context(), "x.y", nil, 0); !errors.As(err, &e) || e.Code != "unknown" {
 		t.Errorf("a call of nothing: %+v", err)
 	}
 	m.fail = errors.New("no quorum: beta and gamma do not answer")

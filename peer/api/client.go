@@ -104,9 +104,10 @@ func (c *Client) Leave(ctx context.Context, force bool) error {
 }
 
 // Call calls a seat's verb or a module's tool with data, which is JSON.
-func (c *Client) Call(ctx context.Context, target string, data []byte) (CallReply, error) {
+// Within bounds the wait for the answer: see Call.
+func (c *Client) Call(ctx context.Context, target string, data []byte, within time.Duration) (CallReply, error) {
 	var r CallReply
-	return r, c.post(ctx, "/v1/call", Call{target, data}, &r)
+	return r, c.post(ctx, "/v1/call", Call{target, data, within}, &r)
 }
 
 // Verify compares who answers with who is named.

@@ -2,6 +2,7 @@ package api
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -375,6 +376,11 @@ func (s *Server) removeBusCredential(ctx context.Context, _ string, n NodeReques
 }
 
 func (s *Server) call(ctx context.Context, _ string, c Call) (any, error) {
+	if c.Within < 0 || c.Within > MaxWithin {
+		return nil, &raftfsm.Rejection{Code: "bad-timeout", Text: fmt.Sprintf("a call cannot take %v", c.Within), Remedy: fmt.Sprintf("choose up to %v: what takes longer answers with where it will be seen", MaxWithin)}
+	}
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(c.Within, DefaultWithin))
+	defer cancel()
 	reply, err := s.Caller.Call(ctx, c.Target, c.Data)
 	if err != nil {
 		return nil, err

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -14,6 +15,7 @@ import (
 
 func newCallCommand() *cobra.Command {
 	var verbose bool
+	var timeout time.Duration
 	cmd := &cobra.Command{
 		Use:   "call TARGET [JSON]",
 		Short: "Call a seat's verb or a module's tool",
@@ -30,7 +32,7 @@ reply. JSON is the request, {} if left out, - for standard input.`,
 			}
 			c := dial(cmd)
 			defer c.Close()
-			reply, err := c.Call(cmd.Context(), args[0], data)
+			reply, err := c.Call(cmd.Context(), args[0], data, timeout)
 			if err != nil {
 				return coded(err)
 			}
@@ -46,6 +48,7 @@ reply. JSON is the request, {} if left out, - for standard input.`,
 		},
 	}
 	cmd.Flags().BoolVarP(&verbose, "verbose", "v", false, "say on standard error who answered: seat, epoch, node")
+	cmd.Flags().DurationVar(&timeout, "timeout", api.DefaultWithin, "how long to wait for the answer, at most 1m")
 	return cmd
 }
 

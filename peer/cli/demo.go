@@ -355,7 +355,7 @@ func (d *demo) back(ctx context.Context) error {
 		if !o.Alive["alpha"] || o.State.Bindings[demoBinding].Phase() != raftfsm.PhaseInUse {
 			return false
 		}
-		_, err := d.client("gamma").Call(ctx, "notes-store.buckets", nil)
+		_, err := d.client("gamma").Call(ctx, "notes-store.buckets", nil, 0)
 		return err == nil
 	})
 	if err != nil {

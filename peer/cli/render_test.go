@@ -221,6 +221,7 @@ func TestCall(t *testing.T) {
 		{"", []string{"call", "mesh-store.query"}, outcome{0, "{}\n", ""}},
 		{"[1]\n", []string{"call", "-v", "mesh-store.query", "-"}, outcome{0, "[1]\n", "seat mesh-store, epoch 9, node alpha\n"}},
 		{"", []string{"call", "billing.charge"}, outcome{1, "", "meshd: no-holder: seat billing has no holder on record\n"}},
+		{"", []string{"call", "mesh-store.query", "--timeout", "2m"}, outcome{1, "", "meshd: bad-timeout: a call cannot take 2m0s; choose up to 1m0s: what takes longer answers with where it will be seen\n"}},
 		{"", []string{"call", "mesh-store.query", "{a"}, outcome{1, "", "meshd: the request is not JSON; write it in single quotes: '{\"key\": \"value\"}'\n"}},
 	} {
 		if got := invoke(t.Context(), socket, c.stdin, c.args...); got != c.want {

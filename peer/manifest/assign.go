@@ -21,9 +21,11 @@ func (r *reader) seat(v value) {
 		"verbs":    r.names(&s.Verbs, "verb"),
 		"holder":   r.assignment(&s.Want),
 		"failover": r.oneOf(&s.Failover, "auto", "manual"),
+
+		"idempotent": r.names(&s.Idempotent, "verb"),
 	})
 	if s.Scope == raftfsm.ScopeNode {
-		for _, key := range []string{"delivers", "holder", "failover"} {
+		for _, key := range []string{"delivers", "holder", "failover", "idempotent"} {
 			if e, ok := v.entry(key); ok {
 				r.report(e.at, fmt.Sprintf("%q is for a seat with one holder, and %s has scope: node: every node that runs a claimant serves it", key, clip(s.Name)), "leave it out, or write scope: mesh")
 			}
