@@ -284,7 +284,7 @@ func (s *service) invoke(ctx context.Context, h Handler, c Call) (data []byte, e
 	case errors.As(err, &ce) && ce.Code != CodeNotHolder && ce.Code != CodeUnreachable:
 		return nil, ce
 	default:
-		return nil, fail(CodeFailed, "%v", err)
+		return nil, fail(CodeFailed, "the handler of %s failed: %v", c.Target, err)
 	}
 }
 

@@ -146,7 +146,9 @@ func (n *Peer) handler(assignment string, verbs map[string]raftfsm.Handler) bus.
 // maxAnswer bounds what a handler may answer: what the bus carries.
 const maxAnswer = 1 << 20
 
-var errAnswerTooLarge = &bus.CallError{Code: bus.CodeTooLarge, Text: fmt.Sprintf("the answer has more than %d bytes; a seat is a control plane: hand out an address for bulk data", maxAnswer)}
+func tooLarge(c bus.Call) error {
+	return &bus.CallError{Code: bus.CodeTooLarge, Text: fmt.Sprintf("the answer of %s has more than %d bytes; a seat is a control plane: hand out an address for bulk data; it did run", c.Target, maxAnswer)}
+}
 
 // post asks an HTTP handler on loopback. The epoch goes along as the fencing
 // token of side effects.
@@ -172,7 +174,7 @@ func post(ctx context.Context, url string, c bus.Call) ([]byte, error) {
 	case err != nil:
 		return nil, err
 	case len(body) > maxAnswer:
-		return nil, errAnswerTooLarge
+		return nil, tooLarge(c)
 	case resp.StatusCode != http.StatusOK:
 		return nil, fmt.Errorf("%s answered %s: %.200s", url, resp.Status, body)
 	}
@@ -210,27 +212,26 @@ func (n *Peer) run(ctx context.Context, assignment string, argv []string, c bus.
 	case ctx.Err() != nil:
 		return nil, ctx.Err()
 	case out.over:
-		return nil, errAnswerTooLarge
+		return nil, tooLarge(c)
 	case err != nil:
-		return nil, fmt.Errorf("%s: %w: %s", argv[0], err, strings.TrimSpace(errs.String()))
+		return nil, fmt.Errorf("%s: %w: %s", argv[0], err, bytes.TrimSpace(errs.kept))
 	}
-	return out.Bytes(), nil
+	return out.kept, nil
 }
 
-// limited is a buffer that drops what goes over max, and says so.
+// limited keeps what comes up to max, and says whether there was more. It is a Writer
+// and nothing else: io.Copy would fill a buffer by itself.
 type limited struct {
-	bytes.Buffer
+	kept []byte
 	max  int
 	over bool
 }
 
 func (l *limited) Write(b []byte) (int, error) {
-	if room := l.max - l.Len(); len(b) > room {
-		l.over = true
-		l.Buffer.Write(b[:room])
-		return len(b), nil
-	}
-	return l.Buffer.Write(b)
+	room := min(len(b), l.max-len(l.kept))
+	l.kept = append(l.kept, b[:room]...)
+	l.over = l.over || room < len(b)
+	return len(b), nil
 }
 
 // answer asks the provisioner of a kind, beside whatever its worker does.

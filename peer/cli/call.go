@@ -52,6 +52,9 @@ reply. JSON is the request, {} if left out, - for standard input.`,
 	return cmd
 }
 
+// maxRequest bounds what is sent, in bytes: what the bus carries.
+const maxRequest = 1 << 20
+
 // request is the JSON that is sent.
 func request(cmd *cobra.Command, args []string) ([]byte, error) {
 	data := []byte("{}")
@@ -60,9 +63,12 @@ func request(cmd *cobra.Command, args []string) ([]byte, error) {
 	}
 	if string(data) == "-" {
 		var err error
-		if data, err = io.ReadAll(io.LimitReader(cmd.InOrStdin(), api.MaxBody)); err != nil {
+		if data, err = io.ReadAll(io.LimitReader(cmd.InOrStdin(), maxRequest+1)); err != nil {
 			return nil, fmt.Errorf("read the request: %w", err)
 		}
+	}
+	if len(data) > maxRequest {
+		return nil, fmt.Errorf("too-large: the request has more than %d bytes; a seat is a control plane: send where the data is", maxRequest)
 	}
 	if data = bytes.TrimSpace(data); !json.Valid(data) {
 		return nil, errors.New(`the request is not JSON; write it in single quotes: '{"key": "value"}'`)
