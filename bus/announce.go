@@ -68,7 +68,7 @@ type announcement struct {
 
 func (b *Bus) announced() []announcement {
 	var out []announcement
-	for _, s := range *b.bound.Load() {
+	for _, s := range b.bound.Load().list {
 		if spec, leaving := s.state(); !leaving && spec.Answers() {
 			out = append(out, announcement{spec, &s.tally})
 		}

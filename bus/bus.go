@@ -30,7 +30,8 @@
 //     and none is empty. A refused subject costs the module that subject, never its connection.
 //   - A reply goes to the caller's own inbox or nowhere. A module answers its meshd on subjects that no
 //     other module can publish to.
-//   - A call is repeated only if its handler has certainly not run.
+//   - A call is repeated only if its handler has certainly not run, or the verb is idempotent.
+//   - What a node asks of itself takes no way through the server, and the same gate.
 //
 // # A service on this node
 //
@@ -69,7 +70,7 @@ type Bus struct {
 	relays  limiter
 	flights flights
 
-	bound atomic.Pointer[[]*service] // those in services, for who does not apply
+	bound atomic.Pointer[board] // those in services, for who does not apply
 
 	applying sync.Mutex // serialises Apply and Close, and guards what follows
 	wired    wiring
@@ -95,7 +96,7 @@ func Start(ctx context.Context, cfg Config) (*Bus, error) {
 	}
 	b := &Bus{cfg: cfg, host: h, services: map[string]*service{}}
 	b.view.Store(&view{changed: make(chan struct{})})
-	b.bound.Store(&[]*service{})
+	b.bound.Store(&board{})
 	b.work.init()
 	if b.forward, err = newForwarder(h.out, cfg.NodeName); err == nil {
 		err = errors.Join(b.serveCalls(), b.serveAnnouncements(), b.serveSurvey())

@@ -201,14 +201,10 @@ func (d Directory) check(t Target) error {
 // ask sends one request to one node, which is a mesh seat's holder of an epoch as v or a hint has it.
 // Moved is the holder that a node names which is it no more.
 func (b *Bus) ask(ctx context.Context, caller Caller, t Target, v *view, epoch uint64, node string, data []byte) (r Reply, moved Holder, err error) {
-	m := nats.NewMsg(t.at(node))
-	m.Data = data
-	m.Header.Set(headerCaller, caller.String())
 	limit := maxDeadline
 	if deadline, ok := ctx.Deadline(); ok {
 		limit = time.Until(deadline)
 	}
-	m.Header.Set(headerDeadline, strconv.FormatInt(max(limit.Milliseconds(), 1), 10))
 	if t.meshSeat() {
 		var end func()
 		ctx, end = b.flights.begin(ctx, t.Seat, epoch)
@@ -218,21 +214,20 @@ func (b *Bus) ask(ctx context.Context, caller Caller, t Target, v *view, epoch u
 		}
 	}
 	sent := b.cfg.Clock()
-	got, err := b.host.mesh.RequestMsgWithContext(ctx, m)
+	o := b.request(ctx, node, t, request{name: t.Name, caller: caller, limit: limit, data: data})
 	took := b.cfg.Clock() - sent
+	r, err = o.Reply, o.err
 	switch {
-	case err != nil && errors.Is(ctx.Err(), context.Canceled):
-		return Reply{}, Holder{}, fail(CodeUncertain, "node %s was asked for %s and has not answered: %v; it may have run", node, t, context.Cause(ctx))
 	case errors.Is(err, nats.ErrNoResponders):
 		return Reply{}, Holder{}, fail(CodeUnreachable, "node %s is silent: nothing there answers %s", node, t)
+	case errors.Is(err, context.Canceled):
+		return Reply{}, Holder{}, fail(CodeUncertain, "node %s was asked for %s and has not answered: %v; it may have run", node, t, context.Cause(ctx))
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, nats.ErrTimeout):
 		return Reply{}, Holder{}, fail(CodeTimedOut, "node %s did not answer %s within %v; it may have run", node, t, limit.Round(time.Millisecond))
-	case err != nil:
+	case err != nil && !errors.As(err, new(*CallError)):
 		return Reply{}, Holder{}, fail(CodeUncertain, "ask node %s for %s: %v; it may have run", node, t, err)
-	}
-	r, err = decode(got)
-	if errors.Is(err, &CallError{Code: CodeNotHolder}) {
-		return Reply{}, parseHolder(got.Header.Get(headerHolder)), err
+	case codeIs(err, CodeNotHolder):
+		return Reply{}, o.moved, err
 	}
 	if t.meshSeat() {
 		if newest := b.seen.note(t.Seat, r.Epoch); r.Epoch < newest {
@@ -252,22 +247,55 @@ func (b *Bus) ask(ctx context.Context, caller Caller, t Target, v *view, epoch u
 	return r, Holder{}, nil
 }
 
+// request makes one request of one node. An error that is no *CallError came up on the way, as context's
+// or nats's own.
+func (b *Bus) request(ctx context.Context, node string, t Target, m request) outcome {
+	if node == b.cfg.NodeName {
+		return b.requestHere(ctx, t, m)
+	}
+	out := nats.NewMsg(t.at(node))
+	out.Data = m.data
+	out.Header.Set(headerCaller, m.caller.String())
+	out.Header.Set(headerDeadline, strconv.FormatInt(max(m.limit.Milliseconds(), 1), 10))
+	got, err := b.host.mesh.RequestMsgWithContext(ctx, out)
+	if err != nil {
+		return outcome{err: err}
+	}
+	r, err := decode(got)
+	return outcome{r, parseHolder(got.Header.Get(headerHolder)), err}
+}
+
+// requestHere is request of this node: it takes no way through the server, and is answered by the same
+// service.
+func (b *Bus) requestHere(ctx context.Context, t Target, m request) outcome {
+	s := b.bound.Load().at[strings.TrimSuffix(t.at(b.cfg.NodeName), "."+t.Name)]
+	if s == nil {
+		return outcome{err: nats.ErrNoResponders}
+	}
+	got := make(chan outcome, 1)
+	m.reply = func(o outcome) { got <- o }
+	s.take(m)
+	select {
+	case o := <-got:
+		return o
+	case <-ctx.Done():
+		return outcome{err: ctx.Err()}
+	}
+}
+
 // confirmed is nil if the node holds the seat under the epoch still: an answer that was long on its way,
 // or long in the making, is then as good as one that was made just now.
 func (b *Bus) confirmed(ctx context.Context, t Target, node string, epoch uint64) error {
 	t.Name = confirm
 	sent := b.cfg.Clock()
-	got, err := b.host.mesh.RequestMsgWithContext(ctx, nats.NewMsg(t.at(node)))
+	o := b.request(ctx, node, t, request{name: confirm})
 	took := b.cfg.Clock() - sent
-	if err != nil {
-		return fmt.Errorf("it did not confirm: %w", err)
-	}
-	switch r, err := decode(got); {
-	case err != nil:
-		return err
-	case r.Epoch != epoch:
-		return fmt.Errorf("it holds the seat under epoch %d now", r.Epoch)
-	case took > r.Left:
+	switch {
+	case o.err != nil:
+		return fmt.Errorf("it did not confirm: %w", o.err)
+	case o.Epoch != epoch:
+		return fmt.Errorf("it holds the seat under epoch %d now", o.Epoch)
+	case took > o.Left:
 		return fmt.Errorf("it confirmed after %v more", took.Round(time.Millisecond))
 	}
 	return nil

@@ -39,7 +39,7 @@ type authority struct {
 	key  *ecdsa.PrivateKey
 }
 
-func newAuthority(t *testing.T) authority {
+func newAuthority(t testing.TB) authority {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	must(t, err)
@@ -55,7 +55,7 @@ func newAuthority(t *testing.T) authority {
 }
 
 // issue makes the TLS configuration and the pin of one node.
-func (a authority) issue(t *testing.T, id string) (*tls.Config, string) {
+func (a authority) issue(t testing.TB, id string) (*tls.Config, string) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	must(t, err)
@@ -80,7 +80,7 @@ func (a authority) issue(t *testing.T, id string) (*tls.Config, string) {
 // mesh is some buses in this process, and the layouts that they were last given.
 type mesh struct {
 	edit  func(*Config)
-	t     *testing.T
+	t     testing.TB
 	ca    authority
 	nodes map[string]*node
 	dir   Directory
@@ -94,13 +94,13 @@ type node struct {
 }
 
 // newMesh starts one node per name and waits until all have routes to all.
-func newMesh(t *testing.T, names ...string) *mesh {
+func newMesh(t testing.TB, names ...string) *mesh {
 	t.Helper()
 	return newMeshOf(t, func(*Config) {}, names...)
 }
 
 // newMeshOf is newMesh with an edit of each node's configuration.
-func newMeshOf(t *testing.T, edit func(*Config), names ...string) *mesh {
+func newMeshOf(t testing.TB, edit func(*Config), names ...string) *mesh {
 	t.Helper()
 	m := &mesh{t: t, edit: edit, ca: newAuthority(t), nodes: map[string]*node{}, dir: Directory{Seats: map[string]Seat{}, Nodes: map[string]Node{}}}
 	for _, name := range names {
@@ -205,7 +205,7 @@ func (m *mesh) module(name, assignment string, calls ...Target) *module {
 
 // module is a process of the user's, as the bus sees it: a stock NATS client.
 type module struct {
-	t          *testing.T
+	t          testing.TB
 	node       *node
 	assignment string
 	key        nkeys.KeyPair
@@ -261,7 +261,7 @@ func (l *lines) since(n int) []string {
 	return slices.Clone(l.list[n:])
 }
 
-func must(t *testing.T, err error) {
+func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
@@ -269,14 +269,14 @@ func must(t *testing.T, err error) {
 }
 
 // check is must for a goroutine that is not the test's own.
-func check(t *testing.T, err error) {
+func check(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Error(err)
 	}
 }
 
-func wait(t *testing.T, what string, ok func() bool) {
+func wait(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
@@ -288,7 +288,7 @@ func wait(t *testing.T, what string, ok func() bool) {
 }
 
 // within is a context for one operation.
-func within(t *testing.T, d time.Duration) context.Context {
+func within(t testing.TB, d time.Duration) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), d)
 	t.Cleanup(cancel)
@@ -302,7 +302,7 @@ func says(who string) Handler {
 	}
 }
 
-func wantCode(t *testing.T, err error, code Code, words ...string) {
+func wantCode(t testing.TB, err error, code Code, words ...string) {
 	t.Helper()
 	if !errors.Is(err, &CallError{Code: code}) {
 		t.Fatalf("got error %v, want code %s", err, code)

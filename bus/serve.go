@@ -96,11 +96,17 @@ func (b *Bus) serve(list []Service) error {
 
 // publishBound lets those see the services who do not hold the lock of Apply.
 func (b *Bus) publishBound() {
-	var list []*service
+	now := &board{at: maps.Clone(b.services)}
 	for _, prefix := range slices.Sorted(maps.Keys(b.services)) {
-		list = append(list, b.services[prefix])
+		now.list = append(now.list, b.services[prefix])
 	}
-	b.bound.Store(&list)
+	b.bound.Store(now)
+}
+
+// board is the services that are bound: in order, and by subject prefix.
+type board struct {
+	list []*service
+	at   map[string]*service
 }
 
 // dismiss makes every bound service that is not listed a leaving one.
@@ -167,10 +173,51 @@ func (s *service) state() (spec Service, leaving bool) {
 	return s.spec, s.leaving
 }
 
+// request is a call as a service takes it, from the bus or from its own node.
+type request struct {
+	name   string // verb, tool, or confirm
+	caller Caller
+	limit  time.Duration // what is left until its deadline
+	data   []byte
+	reply  func(outcome) // does not wait
+}
+
+// outcome is what became of a request: an answer, or why there is none, with who made it in either case.
+type outcome struct {
+	Reply
+	moved Holder // whom the log names, where the seat has left this node
+	err   error
+}
+
 // receive takes one request off the connection. It never waits.
 func (s *service) receive(m *nats.Msg) {
+	s.take(request{
+		name: m.Subject[strings.LastIndexByte(m.Subject, '.')+1:], caller: parseCaller(m.Header.Get(headerCaller)),
+		limit: timeLeft(m.Header), data: m.Data,
+		reply: func(o outcome) {
+			if m.Reply == "" {
+				return // nobody waits
+			}
+			if err := s.bus.host.mesh.PublishMsg(o.encode(m.Reply)); err != nil {
+				s.bus.cfg.Log.Warn("answer to a call was not sent", "subject", m.Subject, "err", err)
+			}
+		},
+	})
+}
+
+// encode makes the message that carries the outcome.
+func (o outcome) encode(subject string) *nats.Msg {
+	m := encode(subject, o.Reply, o.err)
+	if o.moved.Node != "" {
+		m.Header.Set(headerHolder, o.moved.Node+"/"+o.moved.Assignment+"/"+strconv.FormatUint(o.moved.Epoch, 10))
+	}
+	return m
+}
+
+// take begins to answer one request. It never waits.
+func (s *service) take(m request) {
 	spec, leaving := s.state()
-	name := m.Subject[strings.LastIndexByte(m.Subject, '.')+1:]
+	name := m.name
 	switch {
 	case leaving:
 		s.answerLeft(m, spec)
@@ -181,8 +228,8 @@ func (s *service) receive(m *nats.Msg) {
 	case !slices.Contains(spec.Verbs, name):
 		s.answer(m, spec, Reply{}, fail(CodeNoSuchVerb, "%s on %s has no %q; it has: %s",
 			spec.label(), s.bus.cfg.NodeName, name, list(spec.Verbs)))
-	case len(m.Data) > maxPayload:
-		s.answer(m, spec, Reply{}, fail(CodeTooLarge, "request of %d bytes is over the limit of %d", len(m.Data), maxPayload))
+	case len(m.data) > maxPayload:
+		s.answer(m, spec, Reply{}, fail(CodeTooLarge, "request of %d bytes is over the limit of %d", len(m.data), maxPayload))
 	default:
 		select {
 		case s.slots <- struct{}{}:
@@ -198,16 +245,15 @@ func (s *service) receive(m *nats.Msg) {
 		}
 		go func() {
 			defer func() { <-s.slots; s.bus.work.end() }()
-			s.run(m, spec, name)
+			s.run(m, spec)
 		}()
 	}
 }
 
 // run answers one call: gate, handler, gate.
-func (s *service) run(m *nats.Msg, spec Service, name string) {
-	began := time.Now()
-	limit := timeLeft(m.Header)
-	ctx, cancel := context.WithTimeout(s.bus.work.ctx, limit)
+func (s *service) run(m request, spec Service) {
+	began, name := time.Now(), m.name
+	ctx, cancel := context.WithTimeout(s.bus.work.ctx, m.limit)
 	defer cancel()
 	leave := func() (time.Duration, error) { return 0, nil }
 	if spec.Gate != nil {
@@ -227,10 +273,10 @@ func (s *service) run(m *nats.Msg, spec Service, name string) {
 	}
 	overdue := context.AfterFunc(ctx, func() {
 		reply(Reply{}, fail(CodeTimedOut, "%s on %s did not answer %q within %v; it may have run",
-			spec.label(), s.bus.cfg.NodeName, name, limit))
+			spec.label(), s.bus.cfg.NodeName, name, m.limit))
 	})
 	defer overdue()
-	call := Call{Caller: parseCaller(m.Header.Get(headerCaller)), Target: spec.target(name), Epoch: spec.Epoch, Data: m.Data}
+	call := Call{Caller: m.caller, Target: spec.target(name), Epoch: spec.Epoch, Data: m.data}
 	call.Node = s.bus.cfg.NodeName
 	data, err := s.invoke(ctx, spec.Handler, call)
 	left, closed := leave()
@@ -242,7 +288,7 @@ func (s *service) run(m *nats.Msg, spec Service, name string) {
 }
 
 // confirm tells a caller that got its answer late whether this node is the holder still.
-func (s *service) confirm(m *nats.Msg, spec Service) {
+func (s *service) confirm(m request, spec Service) {
 	epoch, leave, err := spec.Gate.Enter(spec.Seat)
 	var left time.Duration
 	if err == nil {
@@ -289,32 +335,21 @@ func (s *service) invoke(ctx context.Context, h Handler, c Call) (data []byte, e
 }
 
 // answer sends what became of a request.
-func (s *service) answer(m *nats.Msg, spec Service, r Reply, err error) {
+func (s *service) answer(m request, spec Service, r Reply, err error) {
 	r.Seat, r.Epoch, r.Node = spec.Seat, spec.Epoch, s.bus.cfg.NodeName
-	s.send(m, encode(m.Reply, r, err))
+	m.reply(outcome{Reply: r, err: err})
 }
 
 // answerLeft says who holds what has left this node.
-func (s *service) answerLeft(m *nats.Msg, spec Service) {
+func (s *service) answerLeft(m request, spec Service) {
 	node := s.bus.cfg.NodeName
 	if spec.Scope != ScopeMesh {
 		s.answer(m, spec, Reply{}, fail(CodeNotServed, "node %s does not serve %s any more", node, spec.label()))
 		return
 	}
 	now := s.bus.view.Load().Directory.Seats[spec.Seat].Holder
-	out := encode(m.Reply, Reply{Seat: spec.Seat, Epoch: spec.Epoch, Node: node},
-		fail(CodeNotHolder, "node %s is not the holder of %s; %v is", node, spec.Seat, now))
-	if now.Node != "" {
-		out.Header.Set(headerHolder, now.Node+"/"+now.Assignment+"/"+strconv.FormatUint(now.Epoch, 10))
-	}
-	s.send(m, out)
-}
-
-func (s *service) send(m *nats.Msg, out *nats.Msg) {
-	if m.Reply == "" {
-		return // nobody waits
-	}
-	if err := s.bus.host.mesh.PublishMsg(out); err != nil {
-		s.bus.cfg.Log.Warn("answer to a call was not sent", "subject", m.Subject, "err", err)
-	}
+	m.reply(outcome{
+		Reply: Reply{Seat: spec.Seat, Epoch: spec.Epoch, Node: node}, moved: now,
+		err: fail(CodeNotHolder, "node %s is not the holder of %s; %v is", node, spec.Seat, now),
+	})
 }

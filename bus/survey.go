@@ -51,7 +51,7 @@ func (b *Bus) serveSurvey() error {
 
 func (b *Bus) boundSeats() []Bound {
 	var out []Bound
-	for _, s := range *b.bound.Load() {
+	for _, s := range b.bound.Load().list {
 		spec, leaving := s.state()
 		if spec.Scope == ScopeMesh {
 			out = append(out, Bound{Seat: spec.Seat, Assignment: spec.Assignment, Epoch: spec.Epoch, Leaving: leaving || !spec.Answers()})
