@@ -18,17 +18,27 @@ type Database struct {
 	Ours     bool   `json:"ours"`     // carries the mark of this mesh
 }
 
-// Answer knows the verb "databases", whose reply is a JSON array of Database.
-func (p *Provider) Answer(ctx context.Context, verb string, _ []byte) ([]byte, error) {
-	if verb != "databases" {
-		return nil, &provision.Error{Step: "answer", Class: provision.BadConfig,
-			Err: fmt.Errorf("no verb %q; postgres-database answers: databases", verb)}
+// Answer knows the verbs "databases", whose reply is a JSON array of Database, and
+// "query", which takes a Question and replies with Rows.
+func (p *Provider) Answer(ctx context.Context, verb string, arg []byte) ([]byte, error) {
+	var reply any
+	var err error
+	switch verb {
+	case "databases":
+		reply, err = p.Databases(ctx)
+	case "query":
+		var q Question
+		if q, err = question(arg); err == nil {
+			reply, err = p.Query(ctx, q)
+		}
+	default:
+		err = &provision.Error{Step: "answer", Class: provision.BadConfig,
+			Err: fmt.Errorf("no verb %q; postgres-database answers: databases, query", verb)}
 	}
-	list, err := p.Databases(ctx)
 	if err != nil {
 		return nil, err
 	}
-	text, err := json.Marshal(list)
+	text, err := json.Marshal(reply)
 	return text, classify(ctx, "write the answer", err)
 }
 

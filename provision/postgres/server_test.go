@@ -540,7 +540,7 @@ func TestAnswer(t *testing.T) {
 		t.Errorf("got %+v, want not ours, and no size", d)
 	}
 
-	_, err = p.Answer(t.Context(), "query", nil)
+	_, err = p.Answer(t.Context(), "sing", nil)
 	want(t, "Answer to an unknown verb", err, provision.BadConfig)
 	if !strings.Contains(err.Error(), "databases") {
 		t.Errorf("does not list the verbs: %v", err)
