@@ -94,6 +94,8 @@ type command func(ctx context.Context, s *stage, ts *testscript.TestScript, args
 //	while PATTERN NODE COMMAND... repeat it until its output matches no longer
 //	kill-node|stop-node|start-node NODE...
 //	                              kill -9, stop in order, start again
+//	pause-node|resume-node NODE...
+//	                              SIGSTOP and SIGCONT
 //	blob BYTES FILE               make a file of so many bytes
 //	postgres NAME                 start a PostgreSQL server, and set $NAME_PORT and
 //	                              $NAME_ADMIN, the path of its admin file
@@ -120,6 +122,7 @@ func commands() map[string]func(*testscript.TestScript, bool, []string) {
 	all := map[string]command{
 		"mesh": mesh, "another-mesh": anotherMesh, "join": join, "blob": blob, "on": on, "code": code, "until": untilMatch, "while": whileMatch,
 		"kill-node": each((*Node).Kill), "stop-node": each((*Node).Stop), "start-node": start,
+		"pause-node": each((*Node).Pause), "resume-node": each((*Node).Resume),
 		"postgres": postgres, "sql": sql, "login": login, "expand": expand, "let": let,
 		"pid": pid, "end": end, "delivered": delivered, "calls": calls,
 		"calling": calling, "called": called, "leader": leader, "holder": holder, "another": another,

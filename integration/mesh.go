@@ -64,9 +64,10 @@ type Node struct {
 	BusPort   int
 	StorePort int
 
-	meshd string
-	cmd   *exec.Cmd
-	ended chan struct{} // closed when cmd has ended
+	meshd  string
+	paused bool
+	cmd    *exec.Cmd
+	ended  chan struct{} // closed when cmd has ended
 }
 
 // Node finds a node by name.
@@ -188,7 +189,7 @@ func (n *Node) run(ctx context.Context, args ...string) error {
 	if err := n.cmd.Start(); err != nil {
 		return fmt.Errorf("start %s: %w", n.Name, err)
 	}
-	n.ended = make(chan struct{})
+	n.ended, n.paused = make(chan struct{}), false
 	go func(cmd *exec.Cmd, ended chan struct{}) {
 		_ = cmd.Wait() // how it ended is in its log
 		close(ended)
@@ -240,6 +241,22 @@ func (n *Node) Kill() error { return n.end(syscall.SIGKILL) }
 
 // Stop ends the node in order.
 func (n *Node) Stop() error { return n.end(syscall.SIGTERM) }
+
+// Pause stops the node's process where it is, as SIGSTOP does. Resume, Kill and the end of
+// the mesh end that.
+func (n *Node) Pause() error {
+	n.paused = true
+	return n.cmd.Process.Signal(syscall.SIGSTOP)
+}
+
+// Resume has a paused node go on.
+func (n *Node) Resume() error {
+	n.paused = false
+	return n.cmd.Process.Signal(syscall.SIGCONT)
+}
+
+// Answers reports whether the node runs and is not paused.
+func (n *Node) Answers() bool { return n.Running() && !n.paused }
 
 func (n *Node) end(sig os.Signal) error {
 	if !n.Running() {

@@ -20,7 +20,7 @@ const pace = 2 * time.Millisecond
 
 // ask reads what the first running node of the mesh knows.
 func (s *stage) ask(ctx context.Context) (api.Overview, error) {
-	i := slices.IndexFunc(s.mesh.nodes, (*Node).Running)
+	i := slices.IndexFunc(s.mesh.nodes, (*Node).Answers)
 	if i < 0 {
 		return api.Overview{}, errors.New("no node runs")
 	}
@@ -63,7 +63,7 @@ func (s *stage) named(ctx context.Context, ts *testscript.TestScript, what strin
 		}
 		name = look(o)
 		n, gone := s.mesh.Node(name)
-		return gone == nil && n.Running()
+		return gone == nil && n.Answers()
 	})
 	if late != nil {
 		return fmt.Errorf("wait for %s: %w; it is %q (%v)", what, late, name, err)
@@ -75,7 +75,7 @@ func (s *stage) named(ctx context.Context, ts *testscript.TestScript, what strin
 // another prints a node that runs and is none of those.
 func another(_ context.Context, s *stage, ts *testscript.TestScript, args []string) error {
 	for _, n := range s.mesh.nodes {
-		if n.Running() && !slices.Contains(args, n.Name) {
+		if n.Answers() && !slices.Contains(args, n.Name) {
 			fmt.Fprintln(ts.Stdout(), n.Name)
 			return nil
 		}
