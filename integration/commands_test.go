@@ -92,6 +92,10 @@ type command func(ctx context.Context, s *stage, ts *testscript.TestScript, args
 //	until PATTERN NODE COMMAND... repeat the command on the node until its output
 //	                              matches (exit codes do not matter)
 //	while PATTERN NODE COMMAND... repeat it until its output matches no longer
+//	apart NODE...                 mesh, with a network of its own for each node
+//	cut NODE NODE                 drop what the first sends to the second
+//	isolate NODE                  cut it off from all others, both ways
+//	heal                          end all cuts
 //	kill-node|stop-node|start-node NODE...
 //	                              kill -9, stop in order, start again
 //	pause-node|resume-node NODE...
@@ -120,7 +124,7 @@ type command func(ctx context.Context, s *stage, ts *testscript.TestScript, args
 // A ! in front means that it must fail.
 func commands() map[string]func(*testscript.TestScript, bool, []string) {
 	all := map[string]command{
-		"mesh": mesh, "another-mesh": anotherMesh, "join": join, "blob": blob, "on": on, "code": code, "until": untilMatch, "while": whileMatch,
+		"mesh": mesh, "apart": apart, "cut": cut, "isolate": isolate, "heal": heal, "another-mesh": anotherMesh, "join": join, "blob": blob, "on": on, "code": code, "until": untilMatch, "while": whileMatch,
 		"kill-node": each((*Node).Kill), "stop-node": each((*Node).Stop), "start-node": start,
 		"pause-node": each((*Node).Pause), "resume-node": each((*Node).Resume),
 		"postgres": postgres, "sql": sql, "login": login, "expand": expand, "let": let,
@@ -157,6 +161,32 @@ func mesh(ctx context.Context, s *stage, ts *testscript.TestScript, args []strin
 	}
 	ts.Setenv("HERE", "/proc/self/cwd")
 	return nil
+}
+
+func apart(ctx context.Context, s *stage, ts *testscript.TestScript, args []string) error {
+	var err error
+	if s.mesh.wires, err = wire(args); err != nil {
+		return err
+	}
+	return mesh(ctx, s, ts, args)
+}
+
+func cut(_ context.Context, s *stage, _ *testscript.TestScript, args []string) error {
+	if len(args) != 2 {
+		return errUsage
+	}
+	return s.mesh.wires.cut(args[0], args[1])
+}
+
+func isolate(_ context.Context, s *stage, _ *testscript.TestScript, args []string) error {
+	if len(args) != 1 {
+		return errUsage
+	}
+	return s.mesh.wires.isolate(args[0])
+}
+
+func heal(_ context.Context, s *stage, _ *testscript.TestScript, _ []string) error {
+	return s.mesh.wires.heal()
 }
 
 // describe gives the script what it may need to know of a node.

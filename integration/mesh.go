@@ -48,6 +48,7 @@ type Mesh struct {
 	dir   string
 	meshd string
 	nodes []*Node
+	wires *wires // nil: all nodes are on loopback
 }
 
 // New returns a mesh without nodes. meshd is the path of the program; dir holds
@@ -65,6 +66,8 @@ type Node struct {
 	StorePort int
 
 	meshd  string
+	addr   string
+	space  string // network namespace, "" for the machine's own
 	paused bool
 	cmd    *exec.Cmd
 	ended  chan struct{} // closed when cmd has ended
@@ -119,14 +122,17 @@ func (m *Mesh) Join(ctx context.Context, name, token string, flags ...string) er
 }
 
 func (m *Mesh) make(ctx context.Context, name string, args ...string) error {
-	n := &Node{Name: name, Dir: filepath.Join(m.dir, name), Files: filepath.Join(m.dir, name+".etc"), meshd: m.meshd}
+	n := &Node{Name: name, Dir: filepath.Join(m.dir, name), Files: filepath.Join(m.dir, name+".etc"), meshd: m.meshd, addr: "127.0.0.1"}
+	if m.wires != nil {
+		n.addr, n.space = m.wires.addr(name), m.wires.space(name)
+	}
 	if err := os.MkdirAll(n.Files, 0o700); err != nil {
 		return err
 	}
 	if err := n.choosePorts(); err != nil {
 		return err
 	}
-	all := []string{args[0], "--dir", n.Dir, "--name", name, "--bind", "127.0.0.1",
+	all := []string{args[0], "--dir", n.Dir, "--name", name, "--bind", n.addr,
 		"--port", strconv.Itoa(n.MeshPort), "--bus-port", strconv.Itoa(n.BusPort), "--store-port", strconv.Itoa(n.StorePort)}
 	if err := n.run(ctx, append(all, args[1:]...)...); err != nil {
 		return errors.Join(err, os.RemoveAll(n.Dir))
@@ -182,7 +188,11 @@ func (n *Node) run(ctx context.Context, args ...string) error {
 	if err != nil {
 		return err
 	}
-	n.cmd = exec.Command(n.meshd, append(args, "-v")...)
+	argv := append(append([]string{n.meshd}, args...), "-v")
+	if n.space != "" {
+		argv = append([]string{"ip", "netns", "exec", n.space}, argv...) // which becomes meshd
+	}
+	n.cmd = exec.Command(argv[0], argv[1:]...)
 	n.cmd.Dir = n.Files
 	n.cmd.Stdout, n.cmd.Stderr = log, log
 	n.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -410,6 +420,9 @@ func (m *Mesh) Close() error {
 	})
 	if err != nil {
 		errs = append(errs, fmt.Errorf("end the processes of the mesh: %w: %v are there still", err, left))
+	}
+	if m.wires != nil {
+		errs = append(errs, m.wires.remove())
 	}
 	return errors.Join(errs...)
 }
